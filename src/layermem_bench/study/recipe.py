@@ -9,7 +9,6 @@ from itertools import product
 
 from layermem_bench.config.named_options import merged
 from layermem_bench.config.run import Run
-from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.study.definition import Study
 
@@ -89,6 +88,9 @@ def study_of_recipe(
 def _of_texts(
     texts: Sequence[tuple[str, str, str | None]], widths: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[tuple[str, Run]]:
+    # Only here, like ``board_of``: it brings in tokenizers and numpy.
+    from layermem_bench.efficiency.model_sizes import reshaped
+
     base = get_preset("quiet-lm")
     layers = base.model.num_hidden_layers
     for (name, source, validation), width, steps in product(texts, widths, lengths):
