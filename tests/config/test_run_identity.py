@@ -29,6 +29,7 @@ BASES = {
     "task": Run(task=Task(name="mqar", repeated=4, repeats=2)),
     "host": Run(**HOST),
     "records": Run(**HOST, records=LABELS),
+    "compute.checkpoint_every": Run(compute=Compute(checkpoint_activations=True)),
     "compute.keep_whole": Run(compute=Compute(shard=True)),
     "optim.decay_steps": Run(optim=Optim(schedule="warmup_stable_decay")),
     "compute.micro_batch": Run(regularizer=Regularizer(penalty="seq_vcr")),

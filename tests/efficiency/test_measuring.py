@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,11 @@ def test_a_step_is_computed_as_its_shape_says():
     kept = measuring.build("plain", **TINY)
     measuring.step_of(kept, Shape(batch=1, tokens=4, checkpoint_activations=True))()
     assert kept.is_gradient_checkpointing
+    layers, shape = kept.model.layers, Shape(batch=1, tokens=4, checkpoint_activations=True)
+    assert all(layer.gradient_checkpointing for layer in layers)
+    measuring.step_of(kept, replace(shape, checkpoint_every=2))()
+    again = [layer.gradient_checkpointing for layer in layers]
+    assert again == [number % 2 == 0 for number in range(len(layers))] and False in again
     with pytest.raises(ValueError, match="mode must be one of eager, default, .*, got 'compile'"):
         Shape(batch=1, tokens=4, mode="compile")
 

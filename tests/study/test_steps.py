@@ -76,6 +76,7 @@ def test_what_decides_a_steps_cost_is_not_the_run_alone():
         replace(BASE, compute=Compute(micro_batch=2)),
         replace(BASE, compute=Compute(compile=True)),
         replace(BASE, compute=Compute(checkpoint_activations=True)),
+        replace(BASE, compute=Compute(checkpoint_activations=True, checkpoint_every=2)),
         replace(BASE, seed=1),
     )
     assert len({base_of_step(run) for run in (BASE, *others)}) == len(others) + 1

@@ -60,10 +60,13 @@ def test_a_run_says_what_it_trains_and_keeps_few_safe_checkpoints(place, tmp_pat
     assert not list(folder.path.rglob(".staging")) and not (folder.path / ".final").exists()
 
 
-@pytest.mark.parametrize("field", ["compute", "save_every", "isolate"])
+@pytest.mark.parametrize("field", ["compute", "every other layer", "save_every", "isolate"])
 def test_the_same_numbers_another_way(whole, place, tmp_path, field):
     if field == "compute":
         run = a_run(place, compute={"micro_batch": 8, "checkpoint_activations": True})
+    elif field == "every other layer":
+        again = {"checkpoint_activations": True, "checkpoint_every": 2}
+        run = a_run(place, compute={"micro_batch": 8, **again})
     elif field == "save_every":
         run = a_run(place, save_every=0)
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from layermem.models.seams import Memory, OwnLayerMemory, WeightsUnknown
 from layermem.ops.route import SlotBuffer, begin_buffer
@@ -50,6 +51,14 @@ def begin_shared_buffer(
 def runs_twice(layer: nn.Module) -> bool:
     """Whether activation checkpointing runs a layer again in the backward."""
     return bool(getattr(layer, "gradient_checkpointing", False)) and layer.training
+
+
+def recompute_layers(model: Any, every: int = 1) -> None:
+    """Switch activation checkpointing on for one layer of each ``every``, from the first on."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % every == 0
 
 
 def is_replaced(module: nn.Module) -> bool:

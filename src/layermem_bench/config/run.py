@@ -192,6 +192,9 @@ class Compute:
     checkpoint_activations: bool = False
     """Gradient checkpointing: layers are computed again in the backward pass instead of keeping
     their activations."""
+    checkpoint_every: int = number(1, at_least(1))
+    """Of how many layers one is computed again (checkpoint_activations); 1: all are. With a larger
+    number a step takes less time and more memory."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
     keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
@@ -211,6 +214,11 @@ class Compute:
 
     def __post_init__(self) -> None:
         check_numbers(self, "compute.")
+        if self.checkpoint_every > 1 and not self.checkpoint_activations:
+            raise ValueError(
+                f"compute.checkpoint_every={self.checkpoint_every} has no effect, since "
+                "compute.checkpoint_activations is off: add it, or leave checkpoint_every out"
+            )
         if self.keep_whole != "nothing" and not self.shard:
             raise ValueError(
                 f"compute.keep_whole={self.keep_whole!r} is for sharded runs, and compute.shard is "

@@ -65,6 +65,7 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "data.cache": "where prepared text is kept",
     "compute.compile": "rounding",
     "compute.checkpoint_activations": "memory for time; the same numbers are computed again",
+    "compute.checkpoint_every": "memory for time; the same numbers are computed again",
     "compute.shard": "rounding",
     "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",

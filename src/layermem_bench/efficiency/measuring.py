@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from layermem.models.counting import count_parameters
+from layermem.models.memories import recompute_layers
 from layermem.models.number_ranges import at_least, check_numbers
 from layermem.models.registry import build, lookup
 from layermem_bench.results.costs import Measurement, Mode, Precision
@@ -50,6 +51,8 @@ class Shape:
     """Eager, or the mode of torch.compile."""
     checkpoint_activations: bool = False
     """Whether layers are computed again in the backward pass."""
+    checkpoint_every: int = field(default=1, metadata=at_least(1))
+    """Of how many layers one is."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -133,7 +136,7 @@ def step_of(model: Any, shape: Shape) -> Callable[[], None]:
     """Return a function that takes one training step of a model, of what has gradients in it."""
     model.to(shape.device).train()
     if shape.checkpoint_activations:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model, shape.checkpoint_every)
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (shape.batch, shape.tokens), device=shape.device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

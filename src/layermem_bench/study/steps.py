@@ -72,6 +72,7 @@ def shape_of(run: Run) -> Shape:
         precision="bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
         mode="default" if run.compute.compile else "eager",
         checkpoint_activations=run.compute.checkpoint_activations,
+        checkpoint_every=run.compute.checkpoint_every,
     )
 
 
@@ -150,6 +151,7 @@ def base_of_step(base: Run) -> str:
     """Return a digest of a run and of what else decides its steps' cost."""
     compute = base.compute
     how = [base.id, compute.micro_batch, compute.compile, compute.checkpoint_activations]
+    how += [compute.checkpoint_every] if compute.checkpoint_every > 1 else []
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
 
 

@@ -61,16 +61,16 @@ def begin_sharded(
     ``groups``: gloo groups for the threads that write, "all" processes and the first one "alone".
     The first process reads the whole weights back from the files, so that training sends nothing.
     """
-    found: Any = sharding.get_state_dict(model, optimizer)
-    weights, moments = found
-    whole = {name: torch.empty_like(w, device="meta") for name, w in weights.items()}
+    weights, moments = sharding.get_state_dict(model, optimizer)
+    tensors: Any = weights.items()
+    shapes = {name: (weight.shape, weight.dtype) for name, weight in tensors}
     state = {"model": weights, "optimizer": moments}
     writing: Any = async_save(state, checkpoint_id=folder / SHARDED, process_group=groups["all"])
 
     def write() -> None:
         writing.result()
         if distributed.get_rank() == 0:
-            read = {name: torch.empty(w.shape, dtype=w.dtype) for name, w in whole.items()}
+            read = {name: torch.empty(s, dtype=dtype) for name, (s, dtype) in shapes.items()}
             load(
                 {"model": read},
                 checkpoint_id=folder / SHARDED,

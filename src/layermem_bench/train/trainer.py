@@ -23,6 +23,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
+from layermem.models.memories import recompute_layers
 from layermem_bench.config.micro_batches import choose_loss_chunk
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
@@ -91,7 +92,7 @@ class Trainer(transformers.Trainer):
             peak_flops=peak and peak * args.world_size,
         )
         if run.compute.checkpoint_activations:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_layers(model, run.compute.checkpoint_every)
         super().__init__(
             model=model,
             args=args,
