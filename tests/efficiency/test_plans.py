@@ -93,6 +93,9 @@ def test_what_is_not_counted_is_refused(run):
     penalized = replace(run, regularizer=Regularizer(penalty="seq_vcr"))
     with pytest.raises(ValueError, match="penalty='seq_vcr' takes memory that is not counted"):
         plan_run(penalized, {}, cluster)
+    some = replace(run.compute, checkpoint_activations=True, checkpoint_every=4)
+    with pytest.raises(ValueError, match="checkpoint_every=4: activations that some layers keep"):
+        plan_run(replace(run, compute=some), {}, cluster)
     with pytest.raises(ValueError, match="precision=float32"):
         plan_run(replace(run, compute=replace(run.compute, precision="float32")), {}, cluster)
     with pytest.raises(ValueError, match="1024.* must be a multiple of .* processes \\(48\\)"):

@@ -133,6 +133,11 @@ def check_counted(run: Run) -> None:
             f"regularizer.penalty={run.regularizer.penalty!r} takes memory that is not counted in "
             "closed form; take a preset without a penalty"
         )
+    if run.compute.checkpoint_every > 1:
+        raise ValueError(
+            f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some layers "
+            "keep are not counted in closed form; leave it 1"
+        )
 
 
 def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:
