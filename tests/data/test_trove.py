@@ -1,12 +1,8 @@
 """`layermem prepare`: tasks here, on Slurm and on Ray make the tokens that train makes itself."""
 
 import json
-import os
 import shutil
-import stat
-import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,25 +12,6 @@ from layermem_bench.data import pieces
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.data.trove import Engine
-
-# A job array of Slurm, one task after the other, and the other commands that a task uses.
-SBATCH = """#!/bin/bash
-for last; do :; done
-grep -q -- '--dependency' "$last" && { echo "Submitted batch job 2"; exit; }
-# The script is deleted once this command has ended, and its jobs go on.
-cp "$last" "$SLURM_LOG.job"
-for rank in $(seq 0 "$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$last")"); do
-  SLURM_ARRAY_TASK_ID=$rank SLURM_NODELIST=here bash "$SLURM_LOG.job" || exit 1
-done >>"$SLURM_LOG" 2>&1 </dev/null &
-echo "Submitted batch job 1"
-"""
-SRUN = """#!/bin/bash
-while [[ $1 == -* ]]; do [[ $1 == -n ]] && shift; shift; done
-exec "$@"
-"""
-SCONTROL = """#!/bin/bash
-echo here
-"""
 
 
 @pytest.fixture
@@ -124,43 +101,3 @@ def test_an_executor_that_is_not_installed_is_named(monkeypatch):
             patch.setitem(sys.modules, name, None)
             with pytest.raises(ValueError, match=rf'needs {name}: pip install "layermem\[scale\]"'):
                 Engine(executor=executor, tasks=1).check()
-
-
-def command_line(text, cache, *options, **env):
-    """Run the command in a process of its own; return its errors."""
-    done = subprocess.run(
-        [sys.executable, "-m", "layermem", "prepare", str(text), "--tasks", "2", *options]
-        + ["--data.cache", str(cache)],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
-@pytest.mark.slow
-def test_a_job_array_makes_the_tokens(text, tmp_path):
-    pytest.importorskip("datatrove")
-    commands = tmp_path / "commands"
-    commands.mkdir()
-    for name, script in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", SCONTROL)):
-        (commands / name).write_text(script)
-        (commands / name).chmod(stat.S_IRWXU)
-    path, log = f"{commands}:{os.environ['PATH']}", tmp_path / "log"
-    options = ["--executor", "slurm", "--partition", "cpu"]
-    told = command_line(text, tmp_path / "c", *options, PATH=path, SLURM_LOG=str(log))
-    assert "the tasks are submitted" in told
-    deadline = time.monotonic() + 500
-    while not list((tmp_path / "c").glob("[0-9a-f]*/meta.json")):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-    assert tokens(text, tmp_path / "c") == tokens(text, tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_ray_makes_the_tokens(text, tmp_path):
-    pytest.importorskip("ray")
-    pytest.importorskip("datatrove")
-    command_line(text, tmp_path / "c", "--executor", "ray", "--memory", "1")
-    assert tokens(text, tmp_path / "c") == tokens(text, tmp_path / "alone")

@@ -135,8 +135,8 @@ def check_counted(run: Run) -> None:
         )
     if run.compute.checkpoint_every > 1:
         raise ValueError(
-            f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some layers "
-            "keep are not counted in closed form; leave it 1"
+            f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some "
+            "layers keep are not counted in closed form; leave it 1"
         )
 
 
