@@ -1,5 +1,6 @@
 """What a run takes on a cluster: FLOPs against torch's counter, traffic, time, mends."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
 from layermem.models.registry import lookup
+from layermem_bench import cli
 from layermem_bench.config.devices import DEVICES, get_device
 from layermem_bench.config.run import Regularizer
 from layermem_bench.efficiency.memory import Step
@@ -104,3 +106,13 @@ def test_what_is_not_counted_is_refused(run):
         get_device("h10")
     with pytest.raises(ValueError, match="not counted in closed form"):
         plan_run(replace(run, variant="mudd"), {}, cluster)
+
+
+def test_the_options_that_make_a_run_fit_are_those_of_the_command(capsys):
+    asked = ["costs", "paper-1b-gqa", "--gpus", "8", "--device", "rtx4090"]
+    cli.main(asked)
+    named = re.findall(r"(--[a-z].*?) \(", " ".join(capsys.readouterr().out.split()))
+    assert {"--shard", "--shard --checkpoint-activations"} <= set(named)
+    for options in named:
+        cli.main([*asked, *options.split(": ")[-1].split()])
+        assert "does not fit" not in capsys.readouterr().out

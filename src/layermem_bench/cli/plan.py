@@ -25,13 +25,13 @@ class PlanOptions:
     """With --gpus: share of a device's peak FLOPs that arithmetic reaches, as assumed."""
     micro_batch: int | None = number(None, at_least(1))
     """With --gpus: sequences that a device computes at once; None: the preset's."""
-    shard: bool | None = None
-    """With --gpus: whether parameters are sharded over devices (FSDP2) or copied to each (DDP);
-    None: the preset's."""
+    shard: bool = False
+    """With --gpus: parameters are sharded over devices (FSDP2), whatever the preset says; without
+    it and in the preset they are copied to each (DDP)."""
     keep_whole: Literal["nothing", "gradients", "all"] | None = None
     """With --gpus: what a sharded run keeps unsharded between micro-batches; None: the preset's."""
-    checkpoint_activations: bool | None = None
-    """With --gpus: whether layers are computed again in the backward; None: the preset's."""
+    checkpoint_activations: bool = False
+    """With --gpus: layers are computed again in the backward, whatever the preset says."""
 
 
 def check(options: Any) -> None:
@@ -69,7 +69,7 @@ def plan(options: Any) -> None:
         utilisation=options.utilisation,
     )
     given = {name: getattr(options, name) for name in _OF_RUN}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = {name: value for name, value in given.items() if value not in (None, False)}
     for preset in options.presets:
         planned = plan_arms(preset, options.variants, cluster, changes)
         show(plan_table({name: each.plan for name, each in planned.items()}))
