@@ -32,11 +32,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from layermem_bench.config.run import Data
+from layermem_bench.data.datatrove_tasks import Engine
 from layermem_bench.data.local_workers import make_locally
 from layermem_bench.data.preparing import build, read_folder
 from layermem_bench.data.sources import open_source
 from layermem_bench.data.tokenizers import END, load_tokenizer
-from layermem_bench.data.trove import Engine
 from layermem_bench.efficiency.measuring import describe_machine
 
 

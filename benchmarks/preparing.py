@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from layermem_bench.config.run import Data
-from layermem_bench.data import preparing, writing
+from layermem_bench.data import piece_writing, preparing
 from layermem_bench.data.sources import open_source
 from layermem_bench.data.tokenizers import END, load_tokenizer
 from layermem_bench.efficiency.measuring import describe_machine
@@ -87,7 +87,7 @@ def main():
     options = options.parse_args()
     library = open_source("stdlib", subset=None, text_field="text", streaming=False, revision=None)
     parts = itertools.islice(library.parts(), options.documents)
-    batches = [[text for text, _ in batch] for batch in writing._batch_parts(parts)]
+    batches = [[text for text, _ in batch] for batch in piece_writing._batch_parts(parts)]
     texts = [text for batch in batches for text in batch]
     size = sum(len(text.encode()) for text in texts)
     alone = os.environ.get("TOKENIZERS_PARALLELISM") == "false"

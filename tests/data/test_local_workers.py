@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from layermem_bench.config.run import Data
-from layermem_bench.data import local_workers, pieces, preparing, writing
+from layermem_bench.data import local_workers, piece_writing, pieces, preparing
 from layermem_bench.data.blocks import Blocks
-from layermem_bench.data.plans import Work
+from layermem_bench.data.preparations import Work
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -24,7 +24,7 @@ from layermem_bench.data.tokenizers import load_tokenizer
 RUN = """
 import sys, time
 from layermem_bench.config.run import Data
-from layermem_bench.data import local_workers, pieces, preparing, writing
+from layermem_bench.data import local_workers, pieces, preparing, piece_writing
 from layermem_bench.data.tokenizers import load_tokenizer
 
 source, cache, size, workers = sys.argv[1:]
@@ -111,7 +111,7 @@ def test_what_is_done_is_not_done_twice(text, tmp_path, tokenizer, whole, monkey
     """A full disk in the middle; then pieces of another tokenizer; then all of it."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(pieces, "SMALLEST", 100_000)
-    made, make = [], writing._make_piece
+    made, make = [], piece_writing._make_piece
 
     def full(work, plan, tokenizer, index, progress):
         if len(made) == 3:
@@ -121,7 +121,7 @@ def test_what_is_done_is_not_done_twice(text, tmp_path, tokenizer, whole, monkey
 
     asked = ask(text, tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "_make_piece", full)
+        patch.setattr(piece_writing, "_make_piece", full)
         with pytest.raises(OSError, match="No space left"):
             prepare(asked, tokenizer)
     (left,) = (tmp_path / "c").iterdir()
@@ -138,7 +138,7 @@ def test_what_is_done_is_not_done_twice(text, tmp_path, tokenizer, whole, monkey
         make(work, plan, tokenizer, index, progress)
         made.append(index)
 
-    monkeypatch.setattr(writing, "_make_piece", counted)
+    monkeypatch.setattr(piece_writing, "_make_piece", counted)
     splits = prepare(asked, tokenizer)
     assert made == list(range(len(splits[0].shards))) and digests(splits) == digests(whole)
     assert f"3 of {len(made)} pieces are done already" in caplog.text

@@ -16,7 +16,7 @@ import zstandard
 from pyarrow import parquet
 
 from layermem_bench.config.run import Data
-from layermem_bench.data import preparing, sources, writing
+from layermem_bench.data import piece_writing, preparing, sources
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -71,7 +71,7 @@ def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
 @pytest.mark.parametrize("kind", ["bytes", "words"])
 def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
     # Several batches, read ahead of the one that is written.
-    monkeypatch.setattr(writing, "_BATCH", 300)
+    monkeypatch.setattr(piece_writing, "_BATCH", 300)
     tokenizer = load_tokenizer("bytes")
     if kind == "words":
         tokenizer.add_tokens(["text", "<é>"])
@@ -82,8 +82,8 @@ def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
 
 
 def test_a_tokenizer_that_fails_leaves_nothing(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(writing, "_BATCH", 100)
-    monkeypatch.setattr(writing, "batch_encoder", lambda tokenizer: lambda texts: 1 / 0)
+    monkeypatch.setattr(piece_writing, "_BATCH", 100)
+    monkeypatch.setattr(piece_writing, "batch_encoder", lambda tokenizer: lambda texts: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
     assert os.listdir(tmp_path / "cache") == []
@@ -165,10 +165,10 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
 def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
     tmp_path, tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(writing, "_BATCH", 100)
+    monkeypatch.setattr(piece_writing, "_BATCH", 100)
     texts = [f"text {i}" for i in range(400)]
     asked = config(tmp_path, texts)
-    add, calls = writing._Writer.add, []
+    add, calls = piece_writing._Writer.add, []
 
     def stop(self, ids):
         calls.append(1)
@@ -177,7 +177,7 @@ def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
         add(self, ids)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing._Writer, "add", stop)
+        patch.setattr(piece_writing._Writer, "add", stop)
         with pytest.raises(KeyboardInterrupt):
             prepare(asked, tokenizer)
     assert os.listdir(tmp_path / "cache") == []
@@ -194,9 +194,9 @@ def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
 
 
 def test_documents_are_taken_by_their_length(monkeypatch):
-    monkeypatch.setattr(writing, "_BATCH", 10)
+    monkeypatch.setattr(piece_writing, "_BATCH", 10)
     texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
-    batches = writing._batch_parts((text, text) for text in texts)
+    batches = piece_writing._batch_parts((text, text) for text in texts)
     assert [[len(text) for text, _ in batch] for batch in batches] == [
         [3, 3, 3, 3],
         [50],
@@ -317,13 +317,13 @@ def test_parts_of_a_document_fall_to_one_split(tmp_path, tokenizer, monkeypatch,
 
 def test_text_that_changes_while_it_is_prepared_is_not_kept(tmp_path, tokenizer, monkeypatch):
     asked = config(tmp_path, [f"text {i}" for i in range(50)])
-    write_all = writing.write_parts
+    write_all = piece_writing.write_parts
 
     def write_and_change(*arguments):
         write_all(*arguments)
         write(tmp_path / "a.jsonl", ["other"])
 
-    monkeypatch.setattr(writing, "write_parts", write_and_change)
+    monkeypatch.setattr(piece_writing, "write_parts", write_and_change)
     with pytest.raises(ValueError, match="a.jsonl or its validation text changed while"):
         prepare(asked, tokenizer)
     assert os.listdir(tmp_path / "cache") == []

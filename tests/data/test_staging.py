@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from layermem_bench.config.run import Data
-from layermem_bench.data import preparing, staging, writing
+from layermem_bench.data import piece_writing, preparing, staging
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -51,14 +51,14 @@ def names(tmp_path):
 def slowly(monkeypatch):
     """Have preparing stop at a document; return what says it is there, and what frees it."""
     there, free = threading.Event(), threading.Event()
-    add = writing._Writer.add
+    add = piece_writing._Writer.add
 
     def slow(self, ids):
         there.set()
         assert free.wait(60)
         add(self, ids)
 
-    monkeypatch.setattr(writing._Writer, "add", slow)
+    monkeypatch.setattr(piece_writing._Writer, "add", slow)
     return there, free
 
 
@@ -127,7 +127,7 @@ def test_sigterm_clears_away_what_is_half_made(tmp_path, tokenizer, asked, monke
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing._Writer, "add", asked_to_end)
+        patch.setattr(piece_writing._Writer, "add", asked_to_end)
         # Not by the signal's own means: those would end the tests.
         before = signal.getsignal(signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
@@ -157,7 +157,7 @@ STUCK = """
 import json, sys, threading, time
 import transformers  # Two threads cannot be the first to import it: it replaces its own module.
 from layermem_bench.config.run import run_from_dict
-from layermem_bench.data import preparing, writing
+from layermem_bench.data import preparing, piece_writing
 from layermem_bench.data.tokenizers import load_tokenizer
 
 def stuck(self, ids):
@@ -168,7 +168,7 @@ def stuck(self, ids):
 def prepare(values):
     preparing.prepare(run_from_dict({"data": json.loads(values)}).data, load_tokenizer("bytes"))
 
-writing._Writer.add = stuck
+piece_writing._Writer.add = stuck
 threading.Thread(target=prepare, args=sys.argv[2:], daemon=True).start()
 prepare(sys.argv[1])
 """
@@ -231,7 +231,7 @@ def no_locks(monkeypatch, request):
 def test_where_there_are_no_locks_two_make_it_and_one_copy_stays(
     tmp_path, tokenizer, asked, no_locks, caplog, monkeypatch
 ):
-    both, build = threading.Barrier(2), writing.write_parts
+    both, build = threading.Barrier(2), piece_writing.write_parts
     # Two processes of one machine have names of their own.
     monkeypatch.setattr(os, "getpid", threading.get_ident)
 
@@ -239,7 +239,7 @@ def test_where_there_are_no_locks_two_make_it_and_one_copy_stays(
         both.wait(60)
         build(*args)
 
-    monkeypatch.setattr(writing, "write_parts", meeting)
+    monkeypatch.setattr(piece_writing, "write_parts", meeting)
     with ThreadPoolExecutor() as pool:
         made = [pool.submit(prepare, asked("a"), tokenizer) for _ in range(2)]
     assert made[0].result() == made[1].result()

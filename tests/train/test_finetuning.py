@@ -317,6 +317,7 @@ def test_half_of_a_host_is_refused(make, message):
         {"model": {"num_hidden_layers": 2}},
         {"compute": {"shard": True}},
         {"compute": {"loss_chunk": 8}},
+        {"compute": {"async_checkpoints": True}},
         {"data": {"isolate_documents": True}},
         {"data": {"tokenizer": "x"}},
         {"task": {"tokenizer": "x"}},

@@ -53,9 +53,9 @@ def prepare(options: Prepare, command: str) -> None:
             f"DATA, {options.source}, takes the place of --data.source "
             f"({options.data.source}): leave that out"
         )
+    from layermem_bench.data.datatrove_tasks import Engine
     from layermem_bench.data.preparing import build, read_folder
     from layermem_bench.data.tokenizers import load_tokenizer
-    from layermem_bench.data.trove import Engine
 
     engine = Engine(
         executor=options.executor,

@@ -21,8 +21,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from layermem_bench.data.plans import SPLITS, Plan, Work
-from layermem_bench.data.writing import make_pieces
+from layermem_bench.data.piece_writing import make_pieces
+from layermem_bench.data.preparations import SPLITS, Plan, Work
 
 logger = logging.getLogger(__name__)
 # Bytes of text for which another process is worth its start, which takes some seconds.

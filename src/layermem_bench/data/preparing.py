@@ -20,7 +20,7 @@ from layermem_bench.config.run import Data
 from layermem_bench.data.blocks import Prepared
 from layermem_bench.data.local_workers import make_locally
 from layermem_bench.data.pieces import divide
-from layermem_bench.data.plans import (
+from layermem_bench.data.preparations import (
     META,
     SPLITS,
     Plan,

@@ -9,9 +9,9 @@ import pytest
 from layermem_bench.cli import main
 from layermem_bench.config.run import Data
 from layermem_bench.data import pieces
+from layermem_bench.data.datatrove_tasks import Engine
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.data.trove import Engine
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_tasks_make_the_tokens_that_train_makes(text, tmp_path, capsys, caplog):
 
 def test_another_number_of_tasks_goes_on(text, tmp_path, monkeypatch):
     pytest.importorskip("datatrove")
-    from layermem_bench.data import writing
+    from layermem_bench.data import piece_writing
 
-    make, done = writing._make_piece, []
+    make, done = piece_writing._make_piece, []
 
     def counted(work, plan, tokenizer, index, progress):
         if len(done) == 4:
@@ -66,7 +66,7 @@ def test_another_number_of_tasks_goes_on(text, tmp_path, monkeypatch):
         make(work, plan, tokenizer, index, progress)
         done.append(index)
 
-    monkeypatch.setattr(writing, "_make_piece", counted)
+    monkeypatch.setattr(piece_writing, "_make_piece", counted)
     command = ["prepare", str(text), "--workers", "1", "--data.cache", str(tmp_path / "c")]
     with pytest.raises(SystemExit, match="layermem: .*No space left on device"):
         main([*command, "--tasks", "3"])

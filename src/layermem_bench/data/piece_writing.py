@@ -18,7 +18,7 @@ import numpy as np
 from layermem.models.files import write_atomically
 from layermem_bench.config.text_hash import hash_to_unit_interval
 from layermem_bench.data.pieces import read_piece
-from layermem_bench.data.plans import SPLITS, Plan, Work, hash_text, tokenizer_digest
+from layermem_bench.data.preparations import SPLITS, Plan, Work, hash_text, tokenizer_digest
 from layermem_bench.data.staging import HOST, claim_folder, write_errors
 from layermem_bench.data.tokenizers import Ids, batch_encoder
 

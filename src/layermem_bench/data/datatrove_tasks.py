@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from layermem_bench.data.local_workers import available_cores
-from layermem_bench.data.plans import Plan, Work
+from layermem_bench.data.piece_writing import make_pieces, share_of
+from layermem_bench.data.preparations import Plan, Work
 from layermem_bench.data.preparing import read_folder
 from layermem_bench.data.staging import SUBMITTED, claim_folder
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.data.writing import make_pieces, share_of
 
 NAMES = ("local", "slurm", "ray")
 
