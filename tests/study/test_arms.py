@@ -13,6 +13,7 @@ from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import run_id
 from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.study import boards
 from layermem_bench.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.definition import Arm, Board, Study
@@ -66,6 +67,12 @@ def test_the_recipe_has_a_name_of_its_own():
     for arm in ("lime", "lime:router_grain=layer", "recipe", "recipe+mudd", "recipe:storage=half"):
         variant, options = parse_arms(arm)[arm]
         assert without_recipe(variant, *options) == tuple(arm.split(":"))
+
+
+def test_a_variant_of_the_name_of_the_recipe_is_refused(monkeypatch):
+    monkeypatch.setattr(boards, "variants", lambda: ["plain", "lime", "recipe"])
+    with pytest.raises(ValueError, match="a plugin's variant is called recipe"):
+        parse_arms("plain,recipe")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import plain_parameters, with_parameters
-from layermem_bench.study.recipe import with_recipe
+from layermem_bench.study.recipe import RECIPE_ARM, with_recipe
 from layermem_bench.train.setup import adds_parameters, check_options, check_router_lr
 
 
@@ -24,6 +24,11 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     depth, arm = 0, ""
+    if RECIPE_ARM in variants():
+        raise ValueError(
+            f"a plugin's variant is called {RECIPE_ARM}, which stands for lime with the fields of "
+            "layermem.RECIPE here: give the variant another name"
+        )
     for letter in f"{names},":
         depth += (letter in "[{") - (letter in "]}")
         if letter != "," or depth:

@@ -14,11 +14,11 @@ from layermem_bench.study.definition import Study
 
 RECIPE = {"router_shares_kv": "false", "router_init": "value_residual", "router_grain": "layer"}
 """``layermem.RECIPE`` as options of an arm."""
-_NAME, _VARIANT = "recipe", "lime"
+RECIPE_ARM, _VARIANT = "recipe", "lime"
 ARMS = (
-    *("plain", "lime", f"{_NAME}:router_grain=pair", _NAME),
+    *("plain", "lime", f"{RECIPE_ARM}:router_grain=pair", RECIPE_ARM),
     *("value_residual", "mudd", "hyper_connections", "attention_residuals", "denseformer"),
-    *(f"{_NAME}+mudd", "value_residual+mudd", f"{_NAME}+hyper_connections"),
+    *(f"{RECIPE_ARM}+mudd", "value_residual+mudd", f"{RECIPE_ARM}+hyper_connections"),
 )
 """The arms; the others are compared with the first."""
 ARITHMETIC = "tiny-aet-4"
@@ -32,10 +32,12 @@ def with_recipe(variant: str, *options: str) -> tuple[str, ...]:
     An option of the arm takes the place of the recipe's of the same name.
     """
     parts = variant.split("+")
-    if _NAME not in parts:
+    if RECIPE_ARM not in parts:
         return variant, *options
     recipe = (f"{name}={value}" for name, value in RECIPE.items())
-    return "+".join(_VARIANT if part == _NAME else part for part in parts), *merged(recipe, options)
+    return "+".join(_VARIANT if part == RECIPE_ARM else part for part in parts), *merged(
+        recipe, options
+    )
 
 
 def without_recipe(variant: str, *options: str) -> tuple[str, ...]:
@@ -44,7 +46,7 @@ def without_recipe(variant: str, *options: str) -> tuple[str, ...]:
     if _VARIANT not in parts or not {*recipe} <= {*options}:
         return variant, *options
     others = (option for option in options if option not in recipe)
-    return "+".join(_NAME if part == _VARIANT else part for part in parts), *others
+    return "+".join(RECIPE_ARM if part == _VARIANT else part for part in parts), *others
 
 
 def study_of_recipe(
