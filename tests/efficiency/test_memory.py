@@ -69,11 +69,11 @@ def measure(folder, name, variant, processes):
     return json.loads((folder / "peak-0.json").read_text(encoding="utf-8"))
 
 
-def allocated(name, sizes):
+def allocated(name, sizes, **fields):
     """Return the peak of two steps of two micro-batches, in this process."""
     gc.collect()
     with watched() as peak:
-        model = layermem.build(name, **sizes).train()
+        model = layermem.build(name, **sizes, **fields).train()
         optimiser = torch.optim.AdamW(model.parameters())
         ids = torch.randint(sizes["vocab_size"], (4, 64))
         for _ in range(2):
@@ -86,13 +86,15 @@ def allocated(name, sizes):
 
 def test_a_step_allocates_what_is_counted(sizes):
     step = Step(sequences=4, tokens=64, micro_batches=2)
-    peaks = {name: allocated(name, sizes) for name in ("plain", "lime")}
-    for name, peak in peaks.items():
+    arms = {"plain": ("plain", {}), "lime": ("lime", {}), "recipe": ("lime", layermem.RECIPE)}
+    peaks = {arm: allocated(name, sizes, **fields) for arm, (name, fields) in arms.items()}
+    for arm, (name, fields) in arms.items():
         entry = lookup(name)
-        memory = step_memory(entry.config(**sizes), entry.variant, step)
-        assert sum(memory.values()) == pytest.approx(peak, rel=0.02)
+        memory = step_memory(entry.config(**sizes, **fields), entry.variant, step)
+        assert sum(memory.values()) == pytest.approx(peaks[arm], rel=0.02)
     # Slots are a small part, so they are held on their own.
     assert peaks["lime"] - peaks["plain"] == pytest.approx(memory["slots"], rel=0.1)
+    assert peaks["recipe"] - peaks["plain"] == pytest.approx(memory["slots"], rel=0.1)
 
 
 @pytest.mark.slow

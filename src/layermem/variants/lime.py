@@ -379,8 +379,8 @@ class Lime(Variant[LimeConfig]):
     def extra_saved(cls, config: LimeConfig) -> int | None:
         """Return what slots take where every layer reads all: a key and a value of each layer,
         without the first layer's value, which attention keeps."""
-        routed = config.router, config.router_grain, config.router_sources, config.storage
-        if routed != ("full", "pair", None, None):
+        routed = config.router, config.router_sources, config.storage
+        if routed != ("full", None, None) or config.router_grain == "head":
             return None
         numbers = config.num_key_value_heads * config.head_dim
         return (2 * config.num_hidden_layers - 1) * numbers

@@ -79,8 +79,9 @@ def step_memory(config: Sizes, variant: Additions | None, step: Step) -> dict[st
     extra = 0 if variant is None else variant.extra_saved(config)
     if extra is None:
         raise ValueError(
-            "what this variant keeps for the backward is not counted in closed form; plain and "
-            "lime (with all sources) are, and layermem costs --measure measures any variant"
+            f"what {getattr(variant, '__name__', 'the variant')} keeps for the backward with these "
+            "fields is not counted in closed form; plain and lime, whose layers read all before "
+            "them, are, and layermem costs --measure measures any variant"
         )
     model = _Model(config, count_parameters(config, variant), extra)
     moments = (_at_the_loss(model, step), _in_last_layer(model, step), _in_first_layer(model, step))
