@@ -10,6 +10,7 @@ from layermem_bench.cli import main
 from layermem_bench.config.run import Data
 from layermem_bench.data import pieces
 from layermem_bench.data.datatrove_tasks import Engine
+from layermem_bench.data.preparations import Work
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -101,3 +102,10 @@ def test_an_executor_that_is_not_installed_is_named(monkeypatch):
             patch.setitem(sys.modules, name, None)
             with pytest.raises(ValueError, match=rf'needs {name}: pip install "layermem\[scale\]"'):
                 Engine(executor=executor, tasks=1).check()
+
+
+def test_a_job_array_needs_locks(tmp_path):
+    """Its tasks go on after the process that began them has ended, and deleted what is its own."""
+    engine = Engine(executor="slurm", tasks=2, partition="cpu")
+    with pytest.raises(ValueError, match="a file system without locks"):
+        engine.make(Work(tmp_path / "key", "host-1"), None, None)

@@ -233,7 +233,7 @@ def test_where_there_are_no_locks_two_make_it_and_one_copy_stays(
 ):
     both, build = threading.Barrier(2), piece_writing.write_parts
     # Two processes of one machine have names of their own.
-    monkeypatch.setattr(os, "getpid", threading.get_ident)
+    monkeypatch.setattr(preparing, "process_name", lambda: f"host-{threading.get_ident()}")
 
     def meeting(*args):
         both.wait(60)

@@ -66,7 +66,12 @@ class Engine:
 
     def make(self, work: Work, plan: Plan, tokenizer: Any) -> bool:
         """Run the tasks whose pieces are missing; return whether they have ended."""
-        step = PieceStep(str(work.final), self.executor == "slurm")
+        if self.executor == "slurm" and work.owner:
+            raise ValueError(
+                f"{work.final.parent} is on a file system without locks, by which tasks of Slurm "
+                "keep out of each other's way: choose another --data.cache"
+            )
+        step = PieceStep(str(work.final), self.executor == "slurm", work.owner)
         # Of another number of tasks, which have other pieces.
         logs = work.logs / f"{self.tasks}-tasks"
         self._forget_undone(work, plan, logs)
@@ -148,6 +153,8 @@ class PieceStep:
     """The folder that the preparation ends as."""
     publishes: bool
     """Whether the task after which no piece is missing ends the preparation."""
+    owner: str = ""
+    """Where there are no locks, the process that makes the preparation alone."""
 
     def __call__(self, data: Iterable[Any] | None, rank: int = 0, world_size: int = 1) -> None:
         """Make the pieces of a task."""
@@ -155,7 +162,7 @@ class PieceStep:
 
         # One task has one core; another thread for each would be in the way of other tasks.
         os.environ["RAYON_NUM_THREADS"] = "1"
-        work = Work(Path(self.final))
+        work = Work(Path(self.final), self.owner)
         plan = work.plan()
         if plan is None:
             if work.published():

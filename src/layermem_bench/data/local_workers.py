@@ -91,7 +91,7 @@ def _make_by_workers(
                 env=env,
             )
             processes.append(process)
-            task = pickle.dumps((work.final, tokenizer, missing[rank::count]))
+            task = pickle.dumps((work.final, work.owner, tokenizer, missing[rank::count]))
             assert process.stdin is not None
             process.stdin.write(base64.b64encode(task).decode() + "\n")
             process.stdin.flush()
@@ -159,9 +159,9 @@ def main() -> None:
     """Make the pieces that the standard input names."""
     # Ctrl-C is for the process that started this one, and ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    final, tokenizer, indices = pickle.loads(base64.b64decode(sys.stdin.readline()))
+    final, owner, tokenizer, indices = pickle.loads(base64.b64decode(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    work = Work(final)
+    work = Work(final, owner)
     plan = work.plan()
     assert plan is not None
     try:

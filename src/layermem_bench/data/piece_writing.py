@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import IO, Any, TypeAlias, final
 
@@ -19,7 +19,7 @@ from layermem.models.files import write_atomically
 from layermem_bench.config.text_hash import hash_to_unit_interval
 from layermem_bench.data.pieces import read_piece
 from layermem_bench.data.preparations import SPLITS, Plan, Work, hash_text, tokenizer_digest
-from layermem_bench.data.staging import HOST, claim_folder, write_errors
+from layermem_bench.data.staging import claim_folder, process_name, write_errors
 from layermem_bench.data.tokenizers import Ids, batch_encoder
 
 # A text, and the first part of its document.
@@ -46,7 +46,9 @@ def make_pieces(
         def is_done(index: int = index) -> bool:
             return work.mark(index).exists() or work.published()
 
-        with claim_folder(work.mark(index), is_done) as must_make:
+        # What has an owner is divided among its processes beforehand.
+        alone = nullcontext(not is_done()) if work.owner else None
+        with alone or claim_folder(work.mark(index), is_done) as must_make:
             if must_make:
                 _make_piece(work, plan, tokenizer, index, progress)
 
@@ -64,22 +66,16 @@ def _make_piece(work: Work, plan: Plan, tokenizer: Any, index: int, progress: Pr
     with ExitStack() as stack:
         writers = {}
         for split in SPLITS:
-            # Where there are no locks, another process may be at the same piece.
-            name = f".tmp-{index:05d}-{HOST}-{os.getpid()}-{split}.bin"
+            name = f".tmp-{index:05d}-{process_name()}-{split}.bin"
             writers[split] = stack.enter_context(_Writer(work.folder / name, plan))
         write_parts(held_out.leave_out(parts), share, writers, tokenizer, progress)
     done: dict[str, Any] = {"tokenizer": plan.tokenizer, "left_out": held_out.left_out}
     for split, writer in writers.items():
         done[split] = {"tokens": writer.tokens, "documents": writer.documents}
-    try:
-        with write_errors(work.folder):
-            for split, writer in writers.items():
-                os.replace(writer.path, work.file(split, index, len(plan.pieces)))
-            write_atomically(work.mark(index), json.dumps(done))
-    except OSError:
-        # Without locks another process may have finished the folder meanwhile.
-        if not work.published():
-            raise
+    with write_errors(work.folder):
+        for split, writer in writers.items():
+            os.replace(writer.path, work.file(split, index, len(plan.pieces)))
+        write_atomically(work.mark(index), json.dumps(done))
 
 
 class _HeldOut:

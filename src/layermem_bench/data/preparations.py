@@ -24,7 +24,7 @@ import numpy as np
 from layermem.models.files import write_atomically
 from layermem_bench.data.pieces import Piece
 from layermem_bench.data.sources import Source, open_source
-from layermem_bench.data.staging import PARTS, write_errors
+from layermem_bench.data.staging import work_path, write_errors
 from layermem_bench.data.tokenizers import fingerprint
 
 META = "meta.json"
@@ -67,11 +67,14 @@ class Plan:
 
 
 class Work:
-    """The folder of a preparation that is under way."""
+    """The folder of a preparation that is under way.
 
-    def __init__(self, final: Path) -> None:
-        self.final = final
-        self.folder = final.with_name(f"{PARTS}{final.name}")
+    ``owner``: where there are no locks, the process that makes it alone.
+    """
+
+    def __init__(self, final: Path, owner: str = "") -> None:
+        self.final, self.owner = final, owner
+        self.folder = work_path(final, owner)
         self.logs = final.with_name(f".logs-{final.name}")
 
     def published(self) -> bool:
@@ -127,7 +130,7 @@ class Work:
         return [i for i in range(len(plan.pieces)) if not self.mark(i).exists()]
 
     def publish(self, plan: Plan) -> None:
-        """Check that all is there and whole, and put it at its final place."""
+        """Check that all is there and whole, and put it at its final place, unless it is there."""
         if self.published():
             return
         done = [self.done(i, plan) for i in range(len(plan.pieces))]
@@ -146,7 +149,7 @@ class Work:
                 os.replace(self.folder, self.final)
             except OSError as error:
                 # Without locks another process may have made the same folder meanwhile.
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
         self._clean()
 

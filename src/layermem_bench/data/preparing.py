@@ -32,7 +32,7 @@ from layermem_bench.data.preparations import (
     tokenizer_digest,
 )
 from layermem_bench.data.sources import HubDataset, Source, hub_name, open_source
-from layermem_bench.data.staging import claim_folder, work_folder
+from layermem_bench.data.staging import claim_folder, process_name, work_folder
 from layermem_bench.data.tokenizers import fingerprint, id_dtype
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     folder = cache_folder(config.cache) / key
     with claim_folder(folder, (folder / META).exists) as must_build:
         if must_build:
-            _build(folder, config, sources, tokenizer, make)
+            work = Work(folder, "" if must_build is True else process_name())
+            _build(work, config, sources, tokenizer, make)
     return folder, (folder / META).exists()
 
 
@@ -131,16 +132,13 @@ def _open_sources(config: Data) -> list[Opened]:
     return opened
 
 
-def _build(
-    folder: Path, config: Data, sources: Sequence[Opened], tokenizer: Any, make: Make
-) -> None:
-    work = Work(folder)
-    with work_folder(folder):
+def _build(work: Work, config: Data, sources: Sequence[Opened], tokenizer: Any, make: Make) -> None:
+    with work_folder(work.final, work.owner):
         logger.info("preparing %s", config.source)
         plan = work.plan() or _plan(work, config, sources, tokenizer)
         if make(work, plan, tokenizer):
             work.publish(plan)
-            train, valid = (split.tokens for split in read_folder(folder, tokenizer))
+            train, valid = (split.tokens for split in read_folder(work.final, tokenizer))
             text = "%s: tokens for training %s, for validation %s"
             logger.info(text, config.source, f"{train:,}", f"{valid:,}")
 

@@ -6,8 +6,8 @@
     .parts-NAME     what is written so far; renamed to NAME once complete
 
 A lock ends with its process, however that ends. What is done stays for the next process to go on
-with it. Where the file system has no locks, several processes may make the same folder, and one
-copy stays.
+with it. Where the file system has no locks, several processes may make the same folder, each in a
+``work_folder`` of its own, and one copy stays.
 """
 
 import logging
@@ -38,8 +38,12 @@ SUBMITTED = "submitted"
 
 
 @contextmanager
-def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool]:
-    """Wait while another process makes the folder; yield whether this process is to make it."""
+def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool | OSError]:
+    """Wait while another process makes the folder; yield whether this process is to make it.
+
+    Where there are no locks, others may make it meanwhile: then the error that says so is yielded,
+    which counts as true.
+    """
     lock, waited = folder.with_name(f"{_LOCK}{folder.name}"), 0.0
     while not is_complete():
         with write_errors(folder.parent):
@@ -53,7 +57,7 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
                 )
             if held:
                 # The process that held the lock before may have completed the folder meanwhile.
-                yield not is_complete()
+                yield False if is_complete() else held
                 return
         if waited % _LOG_EVERY < _POLL:
             holder = ""
@@ -66,13 +70,24 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
     yield False
 
 
+def process_name() -> str:
+    """Return a name that no other process has now."""
+    return f"{HOST}-{os.getpid()}"
+
+
+def work_path(folder: Path, owner: str = "") -> Path:
+    """Return where a folder is made: by whoever holds its lock, or by its ``owner`` alone."""
+    return folder.with_name("-".join(filter(None, [f"{PARTS}{folder.name}", owner])))
+
+
 @contextmanager
-def work_folder(folder: Path) -> Iterator[None]:
-    """Have a folder to write in, .parts-NAME, in which the block makes what is missing. Where it
-    fails for the text's sake, or nothing is done yet, the folder is deleted. SIGTERM ends the block
-    as an exception does. Use it under ``claim_folder``."""
-    _delete_abandoned(folder)
-    work = folder.with_name(f"{PARTS}{folder.name}")
+def work_folder(folder: Path, owner: str = "") -> Iterator[None]:
+    """Have a ``work_path``, in which the block makes what is missing. Where it fails for the
+    text's sake, or nothing is done yet, it is deleted; so is what has an owner. SIGTERM ends the
+    block as an exception does. Use it under ``claim_folder``."""
+    if not owner:
+        _delete_abandoned(folder)
+    work = work_path(folder, owner)
     with _sigterm_as_exception():
         try:
             with write_errors(work):
@@ -84,7 +99,7 @@ def work_folder(folder: Path) -> Iterator[None]:
             shutil.rmtree(work, ignore_errors=True)
             raise
         finally:
-            if not _is_worth_keeping(work):
+            if owner or not _is_worth_keeping(work):
                 shutil.rmtree(work, ignore_errors=True)
 
 
@@ -107,10 +122,8 @@ def _delete_abandoned(folder: Path) -> None:
     for path in folder.parent.glob(f"{PARTS}*"):
         name = path.name.removeprefix(PARTS)
         with _try_lock(folder.with_name(f"{_LOCK}{name}")) as held:
-            if isinstance(held, OSError):
-                return
             # The lock of ``folder`` itself is held by this process, which goes on with it.
-            if held and _is_abandoned(path):
+            if held is True and _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True)
 
 
