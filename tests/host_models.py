@@ -95,18 +95,28 @@ def shake_routers(model, seed=2):
     return model
 
 
-def make_attached(name="llama", seed=0, dtype=torch.float32, window=None, **fields):
+def make_attached(
+    name="llama",
+    seed=0,
+    dtype=torch.float32,
+    window=None,
+    *,
+    shares_kv=True,
+    grain="pair",
+    **fields,
+):
     """Build a tiny model with layer memory whose routers are not the identity."""
     model = make_host(name, seed, **fields).to(dtype)
-    return shake_routers(attach(model, router="last" if window else "full", window=window))
+    router = "last" if window else "full"
+    return shake_routers(attach(model, router, window, shares_kv=shares_kv, grain=grain))
 
 
 class LiteralProjection(nn.Module):
     """A projection that routes by equation (2), written out, on a list that the caller empties."""
 
-    def __init__(self, projection, weight, slots, heads, head_dim, kind):
+    def __init__(self, projection, weights, slots, heads, head_dim, kind):
         super().__init__()
-        self.projection, self.weight, self.slots = projection, weight, slots
+        self.projection, self.weights, self.slots = projection, weights, slots
         self.heads, self.head_dim, self.kind = heads, head_dim, kind
 
     def forward(self, x):
@@ -128,17 +138,18 @@ class LiteralProjection(nn.Module):
         for i, part in enumerate(parts[-n_routed:]):
             earlier = self.slots.setdefault((id(self.slots), self.slots.name(self), i), [])
             earlier.append(part)
-            routed.append(self._route(earlier) if self.weight is not None else part)
+            weight = self.weights[i]
+            routed.append(self._route(earlier, weight) if weight is not None else part)
         if self.kind == "heads":
             return torch.stack([parts[0], *routed], 3).reshape(out.shape)
         return torch.cat([*parts[:-n_routed], *(p.reshape(rows, tokens, -1) for p in routed)], -1)
 
-    def _route(self, slots):
+    def _route(self, slots, weight):
         total = torch.zeros_like(slots[0])
         for target in range(self.heads):
             for s, slot in enumerate(slots):
                 for source in range(self.heads):
-                    w = self.weight[target, s * self.heads + source]
+                    w = weight[target, s * self.heads + source]
                     total[:, :, target] = total[:, :, target] + w * slot[:, :, source]
         return total
 
@@ -154,17 +165,21 @@ class LiteralSlots(dict):
         return self.names[id(projection)]
 
 
-def run_literally(model, attachment, weights, **inputs):
-    """Run a bare model whose projections route literally by ``weights``, {layer: [R, S R]}."""
+def run_literally(model, attachment, weights, value_weights=None, **inputs):
+    """Run a bare model whose projections route literally by ``weights``, {layer: [R, S R]}.
+
+    ``value_weights``: those of values, if they are others.
+    """
     shape, slots = attachment.shape, LiteralSlots(inputs["input_ids"].shape)
     host = attachment.host
     owner = next(m for m in model.modules() if type(m) is type(attachment.owner))
     for layer, module in enumerate(owner.get_submodule(host.layers)):
         attention = module.get_submodule(host.attention)
+        both = [weights.get(layer), (value_weights or weights).get(layer)]
         for name in host.projections:
             literal = LiteralProjection(
                 getattr(attention, name),
-                weights.get(layer),
+                both[1:] if name == host.value else both,
                 slots,
                 shape.heads,
                 shape.head_dim,

@@ -12,7 +12,15 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from layermem.retrofit import adapter, attach, detach, load_routers, router_parameters, save_routers
+from layermem.retrofit import (
+    adapter,
+    attach,
+    detach,
+    load_attached,
+    load_routers,
+    router_parameters,
+    save_routers,
+)
 
 # Transformers tells of the routers that the bare model has no place for.
 ROUND_TRIP = """
@@ -61,6 +69,40 @@ def test_routers_are_saved_and_loaded(name, window, tmp_path):
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+def test_routers_of_keys_and_values_apart_are_saved_and_loaded(grain, tmp_path):
+    model, ids = make_attached(shares_kv=False, grain=grain), make_ids()
+    save_routers(model, tmp_path / "adapter")
+    again = attach(make_host("llama"), shares_kv=False, grain=grain)
+    load_routers(again, tmp_path / "adapter")
+    model.save_pretrained(tmp_path / "whole")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", attn_implementation="eager")
+    make_host("llama").save_pretrained(tmp_path / "base")
+    eager = {"attn_implementation": "eager"}
+    attached = load_attached(tmp_path / "adapter", base=tmp_path / "base", **eager)
+    with torch.no_grad():
+        for other in (again, whole, attached):
+            assert torch.equal(other(ids).logits, model(ids).logits)
+    for folder, text in (("adapter", "shares_kv=False"), ("whole", "keys and values apart")):
+        assert text in (tmp_path / folder / "README.md").read_text()
+    with pytest.raises(ValueError, match=r"with shares_kv=False, this .* shares_kv=True"):
+        load_routers(attach(make_host("llama"), grain=grain), tmp_path / "adapter")
+
+
+def test_a_file_without_what_was_added_later_means_the_defaults(tmp_path):
+    model, ids = make_attached(), make_ids()
+    save_routers(model, tmp_path)
+    settings = json.loads((tmp_path / "routers.json").read_text())
+    del settings["shares_kv"], settings["grain"]
+    (tmp_path / "routers.json").write_text(json.dumps(settings))
+    again = attach(make_host("llama"))
+    load_routers(again, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="grain='pair', this .* has grain='layer'"):
+        load_routers(attach(make_host("llama"), grain="layer"), tmp_path)
+
+
 def test_the_base_may_have_another_precision(tmp_path):
     save_routers(make_attached("llama"), tmp_path)
     load_routers(attach(make_host("llama").bfloat16()), tmp_path)
@@ -92,11 +134,11 @@ def test_a_state_dict_travels(tmp_path):
 def test_a_card_of_routers_that_were_replaced_is_replaced(tmp_path):
     save_routers(make_attached("llama"), tmp_path)
     save_routers(attach(make_host("llama"), router="last", window=2), tmp_path)
-    assert "| router, window | last, 2 |" in (tmp_path / "README.md").read_text()
+    assert "| routers | last, window 2 |" in (tmp_path / "README.md").read_text()
     with (tmp_path / "README.md").open("a") as file:
         file.write("edited by hand")
     save_routers(make_attached("llama"), tmp_path)
-    assert "| router, window | last, 2 |" in (tmp_path / "README.md").read_text()
+    assert "| routers | last, window 2 |" in (tmp_path / "README.md").read_text()
 
 
 def test_the_card_says_what_the_routers_are_for(tmp_path):

@@ -110,6 +110,61 @@ def test_it_computes_the_equation(name, window):
     torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "deberta"])
+def test_keys_and_values_apart_compute_the_equation(name, grain):
+    model = make_attached(name, dtype=torch.float64, shares_kv=False, grain=grain)
+    ids, routers = make_ids(), [*attachment_of(model).routers.items()]
+    keys = {layer: _as_pairs(router.weight, router) for layer, router in routers}
+    values = {layer: _as_pairs(router.value_weight, router) for layer, router in routers}
+    attachment, bare = attachment_of(model), detach(copy.deepcopy(model))
+    loss = model(ids).logits.square().mean()
+    literal = run_literally(bare, attachment, keys, values, input_ids=ids)
+    expected = literal.logits.square().mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+    parameters = list(router_parameters(model))
+    got, wanted = (torch.autograd.grad(x, parameters) for x in (loss, expected))
+    assert all(gradient.abs().max() > 1e-6 for gradient in wanted)
+    torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-11)
+
+
+def _as_pairs(weight, router):
+    """Return the weight of a router, for each head or layer, as one for each pair of heads."""
+    if router.grain == "pair":
+        return weight
+    return torch.cat([torch.diag(w.expand(router.num_heads)) for w in weight.t()], dim=1)
+
+
+@pytest.mark.parametrize("shares_kv", [True, False])
+@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_routers_of_every_kind_start_as_the_identity(name, grain, shares_kv):
+    model, ids = make_host(name), make_ids()
+    before = model(ids).logits
+    attach(model, shares_kv=shares_kv, grain=grain)
+    assert torch.equal(model(ids).logits, before)
+    numbers = {"pair": 16, "head": 4, "layer": 1} if name == "gpt2" else {"pair": 4, "head": 2}
+    of_source, sources = numbers.get(grain, 1), 2 + 3 + 4
+    count = sum(parameter.numel() for parameter in router_parameters(model))
+    assert count == of_source * sources * (1 if shares_kv else 2)
+
+
+@pytest.mark.parametrize("grain", ["pair", "layer"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_keys_and_values_apart_through_a_cache_and_checkpointing(name, grain):
+    model, ids = make_attached(name, shares_kv=False, grain=grain), make_ids()
+    expected = model.generate(ids, **GREEDY, use_cache=False)
+    assert torch.equal(model.generate(ids, **GREEDY), expected)
+    gradients = []
+    for recompute in (False, True):
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train().zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
 def test_it_computes_what_the_native_model_does():
     model, ids = make_attached("llama"), make_ids()
     native = layermem.LimeForCausalLM.from_llama(detach(copy.deepcopy(model))).eval()
@@ -403,6 +458,7 @@ def test_attaching_twice_and_detaching_what_is_not_attached():
         ({"router": "last"}, "needs router_window >= 1"),
         ({"window": 2}, "has no window"),
         ({"init": "zero"}, "router_init"),
+        ({"grain": "row"}, "router_grain"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""`layermem study retrofit`: four ways of going on training one model."""
+"""`layermem study retrofit`: ways of going on training one model."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ from layermem_bench.train.run_config import recorded_run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "all": 2.0}
+SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "apart": 1.0, "all": 2.0}
 NAME = "retrofit-llama"
 
 
@@ -80,13 +80,13 @@ def lines(result, condition):
 
 
 @pytest.mark.slow
-def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, capsys, monkeypatch):
+def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, capsys, monkeypatch):
     out = tmp_path / "out"
     cli.main(arguments(folder, out))
     result = read_result(StudyResult, out / "studies" / NAME)
     (board,) = result.boards
-    # Seven rates; four ways; at equal time two of them are of another length.
-    assert len(here.begun) == 7 + 4 + 2
+    # Eight rates; five ways; at equal time two of them are of another length.
+    assert len(here.begun) == 8 + 5 + 2
     chosen = {tried.arm: tried.chosen for tried in board.tried}
     for tried in board.tried:
         assert tried.losses[tried.rates.index(tried.chosen)] == min(tried.losses)
@@ -100,11 +100,13 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, c
     trained = {way: arm.parameters for way, (arm, _) in tokens.items()}
     assert trained["plain"] < trained["all"]
     assert trained["routers"] <= trained["lora"] < trained["plain"]
+    assert trained["apart"] == 2 * trained["routers"]
     for way, (_, line) in tokens.items():
         assert sorted(line.by_seed) == [0]
         folder_of_run = RunFolder(out / NAME / f"{way}-lr{chosen[way]:g}-s0")
         run = recorded_run(folder_of_run)
-        if way == "routers":
+        if way in ("routers", "apart"):
+            assert run.host.shares_kv == (way == "routers")
             assert run.optim.router_lr == chosen[way]
         else:
             assert run.optim.lr == chosen[way]
@@ -167,11 +169,12 @@ def test_what_each_way_trains():
     (board,) = windowed.boards
     hosts = {arm.name: arm.change(board.base).host for arm in board.arms}
     assert list(hosts) == list(WAYS)
-    assert {way: (h.memory, h.window, h.train) for way, h in hosts.items()} == {
-        "plain": ("none", None, "all"),
-        "lora": ("none", None, "lora"),
-        "routers": ("last", 2, "routers"),
-        "all": ("last", 2, "all"),
+    assert {way: (h.memory, h.window, h.train, h.shares_kv) for way, h in hosts.items()} == {
+        "plain": ("none", None, "all", True),
+        "lora": ("none", None, "lora", True),
+        "routers": ("last", 2, "routers", True),
+        "apart": ("last", 2, "routers", False),
+        "all": ("last", 2, "all", True),
     }
     assert "window 2" in windowed.title
 
@@ -187,6 +190,7 @@ def test_routers_have_rates_of_their_own():
         "plain": [(1e-5, None), (1e-4, None)],
         "lora": [(1e-5, None), (1e-4, None)],
         "routers": [(lr, 1e-3), (lr, 5e-3)],
+        "apart": [(lr, 1e-3), (lr, 5e-3)],
         # A hundred times, and at most what routers alone try.
         "all": [(1e-5, 100 * 1e-5), (1e-4, 5e-3)],
     }
@@ -201,6 +205,8 @@ def test_what_is_asked_wrongly(tmp_path, here):
         ({"router_rates": (1e-3, 1e-3)}, "0.001, 0.001"),
         ({"router_rates": (0.0,)}, "0.0"),
         ({"seeds": ()}, "none"),
+        ({"ways": ("plain",)}, "--ways.*plain"),
+        ({"ways": ("lora", "all")}, "--ways.*lora all"),
         ({"base": {"host": replace(host, memory="none")}}, "none"),
     ):
         with pytest.raises(ValueError, match=named):

@@ -194,12 +194,12 @@ def test_a_card_has_the_rates_that_were_used(arms):
         rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, re.MULTILINE))
         optim = load_run(arms[name].config).optim
         rates[name] = rows["learning rate"].partition(";")[0], optim
-        assert "0 (LimeRouter" in rows["weight decay"]
+        assert "0 (StaticRouter" in rows["weight decay"]
     said, optim = rates["routers"]
-    assert said == "0.005 (LimeRouter)" and optim.lr != 0.005
+    assert said == "0.005 (StaticRouter)" and optim.lr != 0.005
     said, optim = rates["everything"]
     assert said.startswith(f"{optim.lr:g} (norms, biases and embeddings, weight matrices), ")
-    assert said.endswith("0.005 (LimeRouter)")
+    assert said.endswith("0.005 (StaticRouter)")
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_a_checkpoint_with_memory_is_gone_on_with(folder, tmp_path):
     start, end = (load_attached(path) for path in (tmp_path / "attached", run.final))
     ours, theirs = (m.model.layers[3].self_attn.memory.weight for m in (end, start))
     assert 0 < (ours - theirs).abs().max() < 0.01
-    with pytest.raises(SystemExit, match="has memory=full window=None, and the run asks for"):
+    with pytest.raises(SystemExit, match="has memory=full, and the run asks for memory=none"):
         finetuned(
             folder,
             tmp_path / "b",

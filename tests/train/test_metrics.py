@@ -1,9 +1,12 @@
-"""Peaks of devices: each card its own, and none where its data sheet is not known."""
+"""Peaks of devices, each card its own or none; and FLOPs of models of transformers."""
 
 import pytest
 import torch
+from host_models import make_host
 
-from layermem_bench.train.metrics import peak_flops
+from layermem import LimeForCausalLM, attach
+from layermem.variants.lime import Lime
+from layermem_bench.train.metrics import forward_flops, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,13 @@ def test_each_card_has_its_own_peak(name, peak, monkeypatch):
 
 def test_a_cpu_has_none():
     assert peak_flops(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("shares_kv", [True, False])
+@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+def test_flops_of_attached_routers_are_those_of_native_ones(grain, shares_kv):
+    bare = make_host("llama")
+    before = forward_flops(bare, 8)
+    native = LimeForCausalLM.from_llama(bare, router_shares_kv=shares_kv, router_grain=grain)
+    attached = attach(bare, shares_kv=shares_kv, grain=grain)
+    assert forward_flops(attached, 8) - before == Lime.extra_flops(native.config) > 0

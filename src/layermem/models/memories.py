@@ -12,12 +12,21 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from layermem.models.seams import Memory, OwnLayerMemory, WeightsUnknown
+from layermem.models.seams import (
+    Memory,
+    OwnLayerMemory,
+    Part,
+    WeightsUnknown,
+    weights_of_part,
+)
 from layermem.ops.route import SlotBuffer, begin_buffer
 
 
 def begin_shared_buffer(
-    layers: Iterable[nn.Module], memories: Mapping[int, nn.Module | None], like: Tensor
+    layers: Iterable[nn.Module],
+    memories: Mapping[int, nn.Module | None],
+    like: Tensor,
+    part: Part | None = None,
 ) -> SlotBuffer | None:
     """Return a buffer for the slots of a forward, native or attached, or None.
 
@@ -25,7 +34,7 @@ def begin_shared_buffer(
     appends its slot and its memory reads the buffer; with None slots are handed from layer to
     layer. Layers share one if each runs once, if every memory but the first layer's is a route,
     and if nothing else runs when a memory is called. ``ops.route.begin_buffer`` then decides by the
-    weights and by ``like``, a tensor of the forward.
+    weights and by ``like``, a tensor of the forward. ``part``: as in ``weights_of_part``.
     """
     if any(map(runs_twice, layers)):
         return None
@@ -39,7 +48,7 @@ def begin_shared_buffer(
         route = memory.as_route() if isinstance(memory, Memory) else None
         if route is not None:
             sources.append(tuple(places[j] for j in route[0]))
-            routers.append(route[1])
+            routers.append(weights_of_part(route[1], part))
         elif layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
             sources.append((0,))
             routers.append(None)

@@ -40,6 +40,17 @@ class DependsOnInput(WeightsUnknown):
     """A memory has no ``static_weights`` because its weights depend on the input."""
 
 
+def weights_of_part(weights: tuple[Tensor, ...], part: Part | None) -> tuple[Tensor, ...]:
+    """Return what ``route`` takes of a memory's weights: one for both parts, or one for each.
+
+    ``part`` is None for slots of a key and a value. Where keys and values are routed at different
+    times, the two tensors of a slot are halves of one part, and one weight is for both.
+    """
+    if part is None:
+        return weights
+    return weights[:1] if part == "key" else weights[-1:]
+
+
 class Memory(nn.Module, ABC):
     """What attention reads of earlier layers, at one layer."""
 

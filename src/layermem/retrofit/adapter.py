@@ -29,7 +29,14 @@ from torch import Tensor, nn
 
 from layermem.models.files import write_atomically
 from layermem.models.lineage import FIELD, ROUTERS
-from layermem.retrofit.attachment import MEMORY, Attachment, attachment_of, check_same_memory
+from layermem.retrofit.attachment import (
+    DEFAULTS,
+    MEMORY,
+    Attachment,
+    attachment_of,
+    check_same_memory,
+    name_memory,
+)
 
 WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.
@@ -59,7 +66,7 @@ attention heads of {title} read keys and values of earlier layers too.
 | base model | {name} |
 | revision of the base | {revision} |
 | layers, heads, head width | {layers}, {heads}, {head_dim} |
-| router, window | {router}, {window} |
+| routers | {routers} |
 
 ```python
 import layermem
@@ -156,14 +163,16 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
 
 def _weights(attachment: Attachment) -> dict[str, Tensor]:
     weights = {}
-    for layer, router in attachment.routers.items():
-        weight = router.weight
-        if not isinstance(weight, Tensor) or type(weight.data) is not Tensor or weight.is_meta:
-            raise NotAtHand(
-                f"the router of layer {layer} is not whole and at hand (an adapter, sharding or "
-                "offloading holds it); merge, gather or load the model first"
-            )
-        weights[f"layers.{layer}.weight"] = weight
+    routers: dict[int, Any] = dict(attachment.routers)
+    for layer, router in routers.items():
+        for name in router.weight_names.values():
+            weight = getattr(router, name)
+            if not isinstance(weight, Tensor) or type(weight.data) is not Tensor or weight.is_meta:
+                raise NotAtHand(
+                    f"the router of layer {layer} is not whole and at hand (an adapter, sharding "
+                    "or offloading holds it); merge, gather or load the model first"
+                )
+            weights[f"layers.{layer}.{name}"] = weight
     return weights
 
 
@@ -276,9 +285,9 @@ def model_card(settings: Mapping[str, Any]) -> str:
     base = settings["base"]
     name = base["name"]
     options = "".join(
-        f", {key}={json.dumps(settings[key])}"
-        for key in ("router", "window")
-        if settings[key] not in (None, "full")
+        f", {key}={json.dumps(settings[key]) if isinstance(settings[key], str) else settings[key]}"
+        for key, default in DEFAULTS.items()
+        if settings.get(key, default) != default
     )
     # A path of one machine names no model of the hub.
     is_hub_name = name.count("/") == 1 and not name.startswith(("/", "."))
@@ -291,8 +300,7 @@ def model_card(settings: Mapping[str, Any]) -> str:
         layers=settings["layers"],
         heads=settings["heads"],
         head_dim=settings["head_dim"],
-        router=settings["router"],
-        window=settings["window"] or "none",
+        routers=name_memory(settings),
         quoted_name=json.dumps(name if is_hub_name else "the-base-model"),
         options=options,
     )

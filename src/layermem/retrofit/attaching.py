@@ -13,8 +13,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from layermem.models.routers import Grain
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
+    DEFAULTS,
     MEMORY,
     Attachment,
     attachment_of,
@@ -35,7 +37,7 @@ from layermem.retrofit.hosts import (
 )
 from layermem.retrofit.proof import prove_slices
 from layermem.retrofit.saving import save_as_before, save_with_memory
-from layermem.variants.lime import Lime, LimeConfig, LimeRouter
+from layermem.variants.lime import Lime, LimeConfig, make_router
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -47,19 +49,23 @@ def attach(
     window: int | None = None,
     init: Literal["identity", "paper"] = "identity",
     *,
+    shares_kv: bool = True,
+    grain: Grain = "pair",
     host: Host | None = None,
 ) -> ModelT:
     """Add layer memory to a pretrained model, in place, and return it.
 
     Every layer but the first gets a router, ``self_attn.memory`` in a LLaMA, whose ``weight`` is
     that of ``LimeRouter``. ``router`` and ``window`` choose the layers that it reads, as
-    ``LimeConfig.router`` and ``router_window`` do. With ``init="identity"`` the model computes
-    what it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
+    ``LimeConfig.router`` and ``router_window`` do. With ``shares_kv=False`` keys and values have
+    routers of their own (``LimeSeparateRouters``), and ``grain`` says for what a router has a
+    number, as ``LimeConfig.router_grain`` does. With ``init="identity"`` the model computes what
+    it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
     lie that is not in ``layermem.retrofit.HOSTS``.
     """
     given = host is not None
     owner, host = find_host(model) if host is None else find_given(model, host)
-    settings = {"router": router, "window": window}
+    settings = {"router": router, "window": window, "shares_kv": shares_kv, "grain": grain}
     _attach(model, owner, host, settings, init=init, proves=given)
     return model
 
@@ -70,7 +76,7 @@ def attach_as_saved(model: nn.Module, memory: Mapping[str, Any]) -> None:
     Its mapping was proved then, and weights may not be there yet.
     """
     owner, host = find_saved(model, memory)
-    settings = {name: memory[name] for name in ("router", "window")}
+    settings = {name: memory.get(name, default) for name, default in DEFAULTS.items()}
     _attach(model, owner, host, settings, init="identity", proves=False)
     check_same_memory(attachment_of(model).describe(), memory)
 
@@ -90,7 +96,8 @@ def _attach(
         )
     _refuse_distributed(model)
     attentions, shape = _measure_layers(model, owner, host)
-    sources = _choose_sources(len(attentions), **settings, init=init)
+    config = _router_config(len(attentions), **settings, init=init)
+    sources = [Lime.sources(config, i) for i in range(len(attentions))]
     if proves and (reason := prove_slices(model, owner, host, attentions, shape)):
         warnings.warn(
             f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
@@ -107,7 +114,7 @@ def _attach(
     )
     try:
         for i, attention in enumerate(attentions[1:], start=1):
-            memory = LimeRouter(shape.heads, (*sources[i], i), init=init)
+            memory = make_router(config, shape.heads, (*sources[i], i), i)
             attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
         attachment.install()
     except BaseException:
@@ -245,18 +252,18 @@ def _check_declared(shape: ProjectionShape, attention: nn.Module, config: Any) -
         )
 
 
-def _choose_sources(
-    n_layers: int, router: str, window: int | None, init: str
-) -> list[tuple[int, ...]]:
-    """Return the earlier layers that each layer reads."""
+def _router_config(
+    n_layers: int, router: str, window: int | None, shares_kv: bool, grain: str, init: str
+) -> LimeConfig:
+    """Return a config of ours with the same routers, which checks how they are asked for."""
     if router not in ("full", "last", "first"):
         raise ValueError(
             f'router must be "full", "last" or "first", got {router!r}: these start as the '
             "identity, so that the model computes what it did"
         )
     fields: dict[str, Any] = {"router": router, "router_window": window, "router_init": init}
-    config = LimeConfig(num_hidden_layers=n_layers, **fields)
-    return [Lime.sources(config, i) for i in range(n_layers)]
+    fields |= {"router_shares_kv": shares_kv, "router_grain": grain}
+    return LimeConfig(num_hidden_layers=n_layers, **fields)
 
 
 def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:

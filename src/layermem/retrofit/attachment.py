@@ -11,6 +11,7 @@ checkpointing switched on, and moves its hooks there: what is routed is what the
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from layermem.models.memories import active_memories, begin_shared_buffer, runs_twice
+from layermem.models.seams import Part
 from layermem.retrofit.hosts import Host, ProjectionShape
 from layermem.retrofit.slots import (
     BeginBuffer,
@@ -33,6 +35,10 @@ from layermem.retrofit.slots import (
 # that runs the layers.
 MEMORY = "memory"
 ATTRIBUTE = "_layer_memory"
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"router": "full", "window": None, "shares_kv": True, "grain": "pair"}
+)
+"""The arguments of ``attach`` that files hold, and what a file means that lacks one."""
 # Where transformers keeps the function that checkpoints a layer.
 _CHECKPOINT = "_gradient_checkpointing_func"
 
@@ -51,6 +57,9 @@ class Attachment:
         settings: dict[str, Any],
     ) -> None:
         self.owner, self.host, self.shape, self.settings = owner, host, shape, settings
+        # What a lane routes: keys and values together, or keys first and then values.
+        together: tuple[Part | None, ...] = (None,)
+        self.parts = together if host.fused else ("key", "value")
         self.layers: list[nn.Module] = list(owner.get_submodule(host.layers).children())
         self.attentions, self.sources = list(attentions), list(sources)
         last_reader = {j: i for i, earlier in enumerate(sources) for j in earlier}
@@ -129,16 +138,17 @@ class Attachment:
         """Return a forward with a lane for each projection of a layer."""
         routers = [attention._modules.get(MEMORY) for attention in self.attentions]
         begin = partial(begin_shared_buffer, self.layers, dict(enumerate(routers)))
-        return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
+        lanes = self._new_lanes(
+            [partial(begin, part=part) for part in self.parts], defers=self._stays_whole()
+        )
+        return RunningForward(self, lanes)
 
     def begin_layer(self, *, defers: bool) -> RunningForward:
         """Return what stands for a forward while one layer runs by itself."""
-        return RunningForward(self, self._new_lanes(None, defers=defers))
+        return RunningForward(self, self._new_lanes([None] * len(self.parts), defers=defers))
 
-    def _new_lanes(self, begin: BeginBuffer | None, *, defers: bool) -> list[SlotLane]:
-        return [
-            SlotLane(self.sources, self.freed, begin, defers=defers) for _ in self.host.projections
-        ]
+    def _new_lanes(self, begins: Sequence[BeginBuffer | None], *, defers: bool) -> list[SlotLane]:
+        return [SlotLane(self.sources, self.freed, begin, defers=defers) for begin in begins]
 
     def _stays_whole(self) -> bool:
         """Whether the weights of all routers are in memory throughout a forward and a backward.
@@ -191,9 +201,21 @@ def has_memory(model: nn.Module) -> bool:
     return any(ATTRIBUTE in vars(module) for module in model.modules())
 
 
+def name_memory(settings: Mapping[str, Any]) -> str:
+    """Return a few words on how memory is attached, for cards: "last, window 4, by head"."""
+    router, window, shares_kv, grain = (settings.get(k, d) for k, d in DEFAULTS.items())
+    return ", ".join(
+        [router]
+        + [f"window {window}"] * (window is not None)
+        + ["keys and values apart"] * (not shares_kv)
+        + [f"by {grain}"] * (grain != "pair")
+    )
+
+
 def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if memory was saved for other layers, heads or sources."""
-    for name in ("layers", "heads", "head_dim", "router", "window"):
+    saved = {**DEFAULTS, **saved}
+    for name in ("layers", "heads", "head_dim", *DEFAULTS):
         if saved.get(name) != own[name]:
             raise ValueError(
                 f"saved were {saved.get('architecture')} with {name}={saved.get(name)!r}, this "
@@ -222,6 +244,8 @@ class _Projected:
             )
         pair = attachment.shape.take(output)
         router: Any = attachment.attentions[self.layer]._modules.get(MEMORY)
+        if router is not None:
+            router = partial(router, part=attachment.parts[self.lane])
         routed = lane.read(self.layer, pair, router)
         return None if routed is None else attachment.shape.put(output, routed)
 

@@ -24,9 +24,10 @@ from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attaching import attach_as_saved
 from layermem.retrofit.attachment import MEMORY, has_memory
 from layermem.retrofit.auto_classes import check_missing
+from layermem.variants.lime import LimeSeparateRouters
 
-# How the name of a router's weight ends in a whole checkpoint.
-_ROUTER_WEIGHT = f".{MEMORY}.weight"
+# How the names of routers' weights end in a whole checkpoint.
+_ROUTER_WEIGHTS = tuple(f".{MEMORY}.{name}" for name in LimeSeparateRouters.weight_names.values())
 # Tokens by which a model is checked to be causal.
 _CHECKED_TOKENS = 8
 
@@ -131,7 +132,7 @@ def find_base(
 
 def stray_routers(unexpected: Iterable[str]) -> list[str]:
     """Return the routers among weights that a bare model has no place for."""
-    return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHT))
+    return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHTS))
 
 
 @torch.no_grad()

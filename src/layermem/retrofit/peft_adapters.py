@@ -98,7 +98,8 @@ def _expect_weights(model: nn.Module, adapter_name: str) -> None:
     for attention in attachment_of(model).attentions[1:]:
         wrapper: Any = attention.get_submodule(MEMORY)
         router = wrapper.modules_to_save[adapter_name]
-        router.weight.fill_(float("nan"))
+        for weight in router.parameters():
+            weight.fill_(float("nan"))
         router.register_forward_pre_hook(_RefuseUnloaded())
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from layermem.models.card import write_card
 from layermem.retrofit.attached_config import saved_with_memory
-from layermem.retrofit.attachment import attachment_of, has_memory, owner_path
+from layermem.retrofit.attachment import attachment_of, has_memory, name_memory, owner_path
 
 _METHOD = "save_pretrained"
 
@@ -37,7 +37,6 @@ class SavePretrained:
 
     def _write_card(self, folder: str | os.PathLike[str]) -> None:
         name, memory = type(self.model).__name__, attachment_of(self.model).describe()
-        window = f", window {memory['window']}" if memory["window"] else ""
         # It imports this module.
         from layermem.retrofit.auto_classes import auto_class_of
 
@@ -46,7 +45,7 @@ class SavePretrained:
             folder,
             self.model,
             title=f"{name} with layer memory",
-            description=f"A {name} with attached layer memory ({memory['router']}{window})",
+            description=f"A {name} with attached layer memory ({name_memory(memory)})",
             tag="layer-memory",
             code="from layermem.retrofit import load_attached\n"
             f"from transformers import {auto}\n\n"

@@ -48,7 +48,14 @@ from layermem.models.routers import (
     check_sources,
     router_metrics,
 )
-from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
+from layermem.models.seams import (
+    Memory,
+    ParameterOverride,
+    Part,
+    Variant,
+    forked_generator,
+    weights_of_part,
+)
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.ops.route import Slot, route, store
 
@@ -254,9 +261,10 @@ class _Router(StaticRouter):
         of_values = self.init == "value_residual" and reads == "values"
         return of_values and self.sources[0] == 0 and len(self.sources) > 1
 
-    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each."""
-        return self.route_by(slots, *(getattr(self, name) for name in self.weight_names.values()))
+    def forward(self, query: Tensor, slots: Sequence[Slot], part: Part | None = None) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each; of a ``part``, its halves."""
+        weights = tuple(getattr(self, name) for name in self.weight_names.values())
+        return self.route_by(slots, *weights_of_part(weights, part))
 
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
         if self.grain == "head":
@@ -293,6 +301,15 @@ class LimeSeparateRouters(_Router):
     weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
 
     value_weight: Tensor
+
+
+def make_router(
+    config: LimeConfig, heads: int, sources: Sequence[int], layer: int
+) -> LimeRouter | LimeSeparateRouters:
+    """Return the router of a layer, of as many heads, that reads these layers."""
+    router = LimeRouter if config.router_shares_kv else LimeSeparateRouters
+    init = "average" if config.router == "average" else config.router_init
+    return router(heads, sources, layer=layer, init=init, grain=config.router_grain)
 
 
 @final
@@ -340,11 +357,8 @@ class Lime(Variant[LimeConfig]):
         lenders = cls.lenders(config, layer_idx)
         if layer_idx == 0 or (lenders and config.upper == "borrow"):
             return super().memory(config, layer_idx)
-        heads = config.num_key_value_heads
         sources = lenders or (*cls.sources(config, layer_idx), layer_idx)
-        router = LimeRouter if config.router_shares_kv else LimeSeparateRouters
-        init = "average" if config.router == "average" else config.router_init
-        return router(heads, sources, layer=layer_idx, init=init, grain=config.router_grain)
+        return make_router(config, config.num_key_value_heads, sources, layer_idx)
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:

@@ -3,7 +3,7 @@
 layermem study tiny-lm --variants plain,lime                  variants on a preset
 layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
 layermem study paper/fig6 --scale tiny                        a table or figure of the paper
-layermem study retrofit MODEL --text FILE                     four ways of going on training
+layermem study retrofit MODEL --text FILE                     ways of going on training
 layermem study encoders FILE.tsv                              small encoders on records
 layermem study recipe --text FILE                             which layer memory is the best one
 layermem study NAME                                           a study of a plugin
@@ -26,7 +26,7 @@ from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
-from layermem_bench.study.hosts import EncoderSizes
+from layermem_bench.study.hosts import WAYS, EncoderSizes, Way
 from layermem_bench.study.launchers.launcher import Launching, check_launching, cluster_launcher
 from layermem_bench.study.recipe import ARMS
 
@@ -167,14 +167,17 @@ class OfPaper(Carrying):
 
 @dataclass(frozen=True, kw_only=True)
 class OfRetrofit(HostOptions, Carrying):
-    """Does layer memory pay on a model? Go on training it in four ways on the same data: plainly,
-    with LoRA, with routers alone, with memory and all weights; each at its best learning rate.
+    """Does layer memory pay on a model? Go on training it in several ways on the same data:
+    plainly, with LoRA, with routers alone (one for keys and values, or one for each), with memory
+    and all weights; each at its best learning rate.
     Ended runs are not run again, begun ones are resumed."""
 
     model: tyro.conf.Positional[str]
     """Folder or hub name of a model of transformers."""
     memory: Literal["full", "last", "first"] = "full"
     """Earlier layers that a layer reads, in the ways with memory."""
+    ways: tuple[Way, ...] = tuple(WAYS)
+    """What is compared: plain, continued training without memory, and one more at least."""
     rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
     """Learning rates that every way tries, but routers alone."""
     router_rates: tuple[float, ...] = number((1e-3, 5e-3, 2e-2), above(0))
@@ -189,10 +192,11 @@ class OfRetrofit(HostOptions, Carrying):
                 host=self.model, memory=self.memory, train="all", log_every=log_every, **given
             )
         )
+        seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
         from layermem_bench.study.hosts import study_of_retrofit
 
-        seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
-        return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions)
+        rates = self.rates, self.router_rates
+        return study_of_retrofit(base, *rates, seeds, conditions, self.ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +338,7 @@ class AnyStudy(Carrying):
 
     paper/NAME: a table or figure of the paper. NAME: a study of a plugin.
 
-    retrofit MODEL: four ways of going on training a model. encoders FILE: small encoders on
+    retrofit MODEL: ways of going on training a model. encoders FILE: small encoders on
     records. recipe: which layer memory is the best one.
 
     Each has options of its own: layermem study retrofit --help.

@@ -128,6 +128,11 @@ class TrainHost(HostOptions):
     and MODEL is the folder of the tokenizer alone."""
     memory: Literal["full", "last", "first", "none"] | None = None
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
+    shares_kv: bool = True
+    """Whether one router of a layer is for keys and values; --no-shares-kv: each has its own."""
+    grain: Literal["pair", "head", "layer"] = "pair"
+    """For what a router has a number, at each layer that is read: each pair of heads, each head, or
+    all heads."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained; with --memory none, "all" is plain continued training."""
     router_lr: float | None = number(None, at_least(0))
@@ -167,7 +172,9 @@ def to_run(options: TrainHost) -> Run:
         records=_records(options),
         optim=Optim(**_take(options, *_OF_OPTIM)),
         host=Host(
-            model=options.host, memory=memory, **_take(options, "revision", "window", "train")
+            model=options.host,
+            memory=memory,
+            **_take(options, "revision", "window", "shares_kv", "grain", "train"),
         ),
         compute=Compute(**_take(options, "micro_batch", "precision", "checkpoint_activations")),
         **_take(options, *_OF_RUN),
@@ -256,6 +263,8 @@ def _task(options: TrainHost) -> Task:
 def default_folder(run: Run) -> Path:
     """Return the folder of a run whose command names none."""
     on = run.task.name or (Path(run.records.source).stem if run.records.source else "")
-    parts = [Path(str(run.host.model)).name, on, run.host.train, run.host.memory]
+    host = run.host
+    apart, grain = "" if host.shares_kv else "apart", "" if host.grain == "pair" else host.grain
+    parts = [Path(str(host.model)).name, on, host.train, host.memory, apart, grain]
     name = re.sub(r"[^\w.-]", "-", "-".join(filter(None, parts)))
     return Path("runs") / f"{name}-s{run.seed}"

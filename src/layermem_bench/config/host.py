@@ -31,6 +31,11 @@ class Host:
     """Earlier layers that a layer reads, as in `layermem.attach`; "none": no memory is attached."""
     window: int | None = number(None, at_least(1))
     """Number of layers that are read, the layer's own counted; with memory=last or first."""
+    shares_kv: bool = True
+    """Whether one router is for keys and values; False: each has its own."""
+    grain: Literal["pair", "head", "layer"] = "pair"
+    """For what a router has a number, at each layer that is read: each pair of heads, each head, or
+    all heads."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained: "routers" alone; "all" weights; or "lora" (PEFT) on keys and values without
     memory, of the smallest rank that has at least as many parameters as routers of memory=full."""
@@ -44,6 +49,11 @@ class Host:
             raise ValueError(
                 f"host.memory={self.memory} and host.window={self.window} do not go together: "
                 "memory=last and memory=first have a window, full and none have none"
+            )
+        if self.memory == "none" and not (self.shares_kv and self.grain == "pair"):
+            raise ValueError(
+                f"host.shares_kv={self.shares_kv} and host.grain={self.grain} are of routers, and "
+                "host.memory=none has none: leave them out, or attach a memory"
             )
         if self.model is not None and self.train == "routers" and self.memory == "none":
             raise ValueError(

@@ -53,6 +53,9 @@ DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     # A penalty is computed over the sequences that a process computes at once.
     "compute.micro_batch": lambda run: run.regularizer.penalty is not None,
     "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
+    # Runs that were recorded before these fields have no others.
+    "host.shares_kv": lambda run: not run.host.shares_kv,
+    "host.grain": lambda run: run.host.grain != "pair",
 }
 """Fields that decide in some runs alone, and in which."""
 DOES_NOT_DECIDE: Mapping[str, str] = {

@@ -1,4 +1,4 @@
-"""Studies of models of transformers: a given one in four ways, and small encoders on records.
+"""Studies of models of transformers: ways of going on training one, and small encoders on records.
 
 Memory starts as the identity, so that all arms of a seed start from one loss. What needs torch is
 imported in functions: the command line reads its options from here.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from layermem.models.files import write_atomically
 from layermem.models.number_ranges import at_least, check_numbers, number
@@ -19,13 +19,16 @@ from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Compute, Host, Optim, Records, Run, to_dict
 from layermem_bench.study.definition import Arm, Board, Study
 
-WAYS = {
+Way = Literal["plain", "lora", "routers", "apart", "all"]
+WAYS: dict[Way, str] = {
     "plain": "all weights, no memory",
     "lora": "LoRA on keys and values, no memory",
     "routers": "memory, its routers alone",
+    "apart": "memory with routers apart for keys and values, these alone",
     "all": "memory, all weights",
 }
 """The ways; the others are compared with the first."""
+_ROUTERS_ALONE: tuple[Way, ...] = ("routers", "apart")
 ROUTER_RATIO = 100
 """Learning rate of routers over that of other weights, where both are trained."""
 
@@ -36,12 +39,18 @@ def study_of_retrofit(
     router_rates: Sequence[float],
     seeds: Sequence[int],
     conditions: Sequence[str] = ("tokens", "time"),
+    ways: Sequence[str] = tuple(WAYS),
 ) -> Study:
     """Return the study of a run that trains a model of transformers with memory.
 
     ``rates``: learning rates that every way tries but routers alone, which try ``router_rates``.
     """
     host = base.host
+    if "plain" not in ways or len(set(ways)) < 2:
+        raise ValueError(
+            f"--ways: the others are compared with plain, got {' '.join(ways)}: name plain and one "
+            f"more of {' '.join(WAYS)}"
+        )
     if host.memory == "none":
         raise ValueError("--memory none leaves nothing to compare: full, last or first")
     if not rates or not router_rates:
@@ -50,11 +59,12 @@ def study_of_retrofit(
         Arm(
             name=way,
             change=partial(_as_way, way=way),
-            rates=tuple(router_rates) if way == "routers" else None,
+            rates=tuple(router_rates) if way in _ROUTERS_ALONE else None,
             with_rate=partial(_with_rate, way=way, highest=max(router_rates)),
             note=note,
         )
         for way, note in WAYS.items()
+        if way in ways
     )
     name = "retrofit-" + re.sub(r"[^\w.-]", "-", Path(str(host.model)).name)
     memory = host.memory if host.window is None else f"{host.memory}, window {host.window}"
@@ -87,8 +97,10 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 def _as_way(run: Run, way: str) -> Run:
-    if way in ("routers", "all"):
-        return _with_host(run, {"train": way})
+    if way == "all":
+        return _with_host(run, {"train": "all"})
+    if way in _ROUTERS_ALONE:
+        return _with_host(run, {"train": "routers", "shares_kv": way == "routers"})
     train = "lora" if way == "lora" else "all"
     return _with_host(run, {"memory": "none", "window": None, "train": train})
 
@@ -101,7 +113,7 @@ def _with_host(run: Run, changes: dict[str, Any]) -> Run:
 
 
 def _with_rate(run: Run, rate: float, way: str, highest: float) -> Run:
-    if way == "routers":
+    if way in _ROUTERS_ALONE:
         return replace(run, optim=replace(run.optim, router_lr=rate))
     # 100 times 1e-3 is more than routers alone can use, and was seen to be worse.
     router_lr = min(ROUTER_RATIO * rate, highest) if way == "all" else None

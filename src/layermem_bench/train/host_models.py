@@ -20,9 +20,12 @@ from transformers.pytorch_utils import Conv1D
 from layermem.models.checkpoints import check_path, without_loading_report
 from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
+from layermem.retrofit.attachment import DEFAULTS
 from layermem_bench.config.run import Host, Run
 
 logger = logging.getLogger(__name__)
+# The fields of ``Host`` that an argument of ``attach`` has another name for.
+_OPTIONS = {"router": "memory"}
 
 
 def load_host_config(run: Run) -> Any:
@@ -55,7 +58,7 @@ def load_host(run: Run) -> Any:
             location, dtype=torch.float32, revision=host.revision or "main"
         )
         if host.memory != "none":
-            attach(model, host.memory, host.window)
+            attach(model, **_asked(host))
     loading.check_causal(model)
     _choose_trained(model, host)
     return model
@@ -82,7 +85,7 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
         missing = info["missing_keys"]
     _check_missing(model, missing, location)
     if host.memory != "none" and not has_memory:
-        attach(model, host.memory, host.window)
+        attach(model, **_asked(host))
     _choose_trained(model, host)
     for name, parameter in model.named_parameters():
         if _is_head(name, model.base_model_prefix):
@@ -102,13 +105,21 @@ def _choose_trained(model: Any, host: Host) -> None:
 
 def _check_same_memory(location: str, host: Host) -> None:
     """Raise if a checkpoint with memory has another than its run asks for."""
-    saved = loading.saved_memory(location)
-    if (saved["router"], saved["window"]) != (host.memory, host.window):
-        raise ValueError(
-            f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "
-            f"for memory={host.memory} window={host.window}: ask for its own, or start from a "
-            "model without memory"
+    saved, asked = ({**DEFAULTS, **each} for each in (loading.saved_memory(location), _asked(host)))
+    if other := [name for name in DEFAULTS if saved[name] != asked[name]]:
+        own, wanted = (
+            " ".join(f"{_OPTIONS.get(name, name)}={each[name]}" for name in other)
+            for each in (saved, asked)
         )
+        raise ValueError(
+            f"{location} has {own}, and the run asks for {wanted}: ask for its own, or "
+            "start from a model without memory"
+        )
+
+
+def _asked(host: Host) -> dict[str, Any]:
+    """Return the arguments of ``attach`` for the memory that a run asks for."""
+    return {name: getattr(host, _OPTIONS.get(name, name)) for name in DEFAULTS}
 
 
 def check_positions(config: Any, model: str, option: str, tokens: int, offset: int = 0) -> None:

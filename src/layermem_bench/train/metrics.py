@@ -15,8 +15,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from layermem.models.counting import count_forward_flops
-from layermem.models.routers import router_metrics
-from layermem.variants.lime import LimeRouter
+from layermem.models.routers import StaticRouter, router_metrics
 from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
 
@@ -31,9 +30,9 @@ def peak_flops(device: torch.device) -> float | None:
 def forward_flops(model: Any, tokens: int) -> int:
     """Count the forward FLOPs of one token in a sequence of ``tokens``.
 
-    Of a model of transformers: two for each weight of a linear layer, two for each weight of a
-    router and both keys and values, and 4 H E T L for attention to all keys. Norms, rope and
-    activations do not count.
+    Of a model of transformers: two for each weight of a linear layer, two for each product of a
+    router with a number of a key or a value, and 4 H E T L for attention to all keys. Norms, rope
+    and activations do not count.
     """
     if is_ours(model):
         return count_forward_flops(model.config, model.variant, tokens)
@@ -44,8 +43,10 @@ def forward_flops(model: Any, tokens: int) -> int:
     for module in model.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
             weights += module.weight.numel()
-        elif isinstance(module, LimeRouter):
-            weights += 2 * module.weight.numel() * head_width
+        elif isinstance(module, StaticRouter):
+            # A number for each head is computed as one for each pair, with zeros.
+            products = module.num_heads ** (1 if module.grain == "layer" else 2)
+            weights += 2 * len(module.sources) * products * head_width
     return int(2 * weights + 4 * heads * head_width * tokens * config.num_hidden_layers)
 
 

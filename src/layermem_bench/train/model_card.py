@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import ModelCardData
 from torch import nn
 
+from layermem.retrofit.attachment import name_memory
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.optimizer import DECAYED, NO_DECAY, PLAIN
@@ -109,7 +110,7 @@ def _metadata(run: Run, task: str) -> str:
 
 def _description(run: Run, model: nn.Module) -> str:
     config: Any = model.config
-    host, window = run.host, f", window {run.host.window}" if run.host.window else ""
+    host = run.host
     parameters = f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
     layermem = "[layermem](https://arxiv.org/abs/2502.09245)"
     if host.model is None:
@@ -120,7 +121,7 @@ def _description(run: Run, model: nn.Module) -> str:
             f"{config.hidden_size} with {config.num_attention_heads} query heads and "
             f"{config.num_key_value_heads} key-value heads, {parameters}."
         )
-    memory = f"with attached layer memory ({host.memory}{window})"
+    memory = f"with attached layer memory ({name_memory({**vars(host), 'router': host.memory})})"
     if host.memory == "none":
         memory = "without layer memory"
     trained = {
