@@ -49,6 +49,7 @@ OTHERS = {
     "host.memory": {"memory": "none", "train": "all"},
     "host.train": "all",
     "records.fields": ("a",),
+    "data.mixture": ("a=0.5",),
     "track": ("wandb",),
 }
 

@@ -85,6 +85,7 @@ def test_another_number_of_tasks_goes_on(text, tmp_path, monkeypatch):
         (["--address", "auto"], "--address is Ray's, and --executor is local"),
         (["--tasks", "0"], "tasks must be at least 1"),
         (["--data.source", "wikitext"], "takes the place of --data.source"),
+        (["--data.mixture", "wikitext=0.5"], "--data.mixture wikitext=0.5: prepare each source by"),
     ],
 )
 def test_misuse_is_one_line(text, options, message, monkeypatch, tmp_path):

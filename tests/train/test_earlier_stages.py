@@ -86,6 +86,17 @@ def with_options(run, *options):
             replace(TEXT, data=replace(TEXT.data, validation="other")),
             "on other, which data.validation=other holds out",
         ),
+        # Of a mixture every source counts.
+        (
+            replace(TEXT, data=replace(TEXT.data, mixture=("other=0.5",))),
+            replace(TEXT, data=replace(TEXT.data, source="new", validation="other")),
+            "on books.jsonl, other, which data.validation=other holds out",
+        ),
+        (
+            replace(TEXT, data=replace(TEXT.data, source="other", validation_share=0.02)),
+            replace(TEXT, data=replace(TEXT.data, mixture=("other=0.5",))),
+            "held out a share of 0.02 of other",
+        ),
         (TEXT, TEXT, None),
         (replace(TEXT, data=replace(TEXT.data, validation_share=0.5)), TEXT, None),
         (TEXT, replace(TEXT, data=replace(TEXT.data, validation="other")), None),

@@ -53,6 +53,11 @@ def prepare(options: Prepare, command: str) -> None:
             f"DATA, {options.source}, takes the place of --data.source "
             f"({options.data.source}): leave that out"
         )
+    if options.data.mixture:
+        raise ValueError(
+            f"--data.mixture {' '.join(options.data.mixture)}: prepare each source by a command of "
+            "its own, with the same validation; a run with the mixture then finds all of them"
+        )
     from layermem_bench.data.datatrove_tasks import Engine
     from layermem_bench.data.preparing import build, read_folder
     from layermem_bench.data.tokenizers import load_tokenizer

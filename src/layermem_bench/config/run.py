@@ -4,8 +4,9 @@ Every field's docstring is its help text. A preset is a function that returns a 
 run is ``dataclasses.replace`` of one.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from layermem.models.number_ranges import SEED, SHARE, at_least, below, check_numbers, number
@@ -68,6 +69,10 @@ class Data:
     """"stdlib" (the Python standard library's own sources), a file or folder of JSON lines, Parquet
     or text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for
     another split than train."""
+    mixture: tuple[str, ...] = ()
+    """Further sources to train on, each SOURCE=SHARE of the blocks (code.jsonl=0.25 stdlib=0.1);
+    --data.source has the rest. Every step has these shares, and each source begins anew where it
+    ends; validation has the same shares, unless it has a source of its own."""
     validation: str | None = None
     """Source of the validation set, as in --data.source, with other text (wikitext:validation);
     documents that are in both are left out of training. None: a share of the documents is held out
@@ -99,6 +104,40 @@ class Data:
 
     def __post_init__(self) -> None:
         check_numbers(self, "data.")
+        self.shares()
+        if self.mixture and (self.subset or self.revision):
+            raise ValueError(
+                f"data.subset={self.subset} and data.revision={self.revision} are of one dataset, "
+                f"and data.mixture names others, {' '.join(self.mixture)}: leave them out"
+            )
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each source, data.source's first."""
+        further: dict[str, float] = {}
+        for each in self.mixture:
+            source, _, text = each.rpartition("=")
+            try:
+                share = float(text)
+            except ValueError:
+                share = math.nan
+            if not source or not 0 < share < 1:
+                raise ValueError(
+                    f"data.mixture: {each!r} is not SOURCE=SHARE with a share between 0 and 1 "
+                    "(code.jsonl=0.25)"
+                )
+            if source == self.source or source in further:
+                raise ValueError(f"data.mixture names {source} twice; give it one share")
+            further[source] = share
+        if (rest := 1 - sum(further.values())) <= 0:
+            raise ValueError(
+                f"data.mixture: the shares {' '.join(self.mixture)} leave nothing to data.source, "
+                f"{self.source}; their sum must be below 1"
+            )
+        return {self.source: rest, **further}
+
+    def alone(self, source: str) -> "Data":
+        """Return what one of the sources is prepared by."""
+        return replace(self, source=source, mixture=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +248,9 @@ class Compute:
     """Whether checkpoints are written while training goes on, which waits for a copy in the CPU's
     memory alone (12 bytes a parameter, a process's share where sharded). While one is being written
     no other is begun but the last."""
+    workers: int = number(0, at_least(0))
+    """Processes that read and cut batches ahead of a training process; 0: it does so itself. The
+    batches are the same."""
     ddp_timeout: int = number(1800, at_least(1))
     """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 

@@ -54,6 +54,7 @@ DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     "compute.micro_batch": lambda run: run.regularizer.penalty is not None,
     "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
     # Runs that were recorded before these fields have no others.
+    "data.mixture": lambda run: bool(run.data.mixture),
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }
@@ -73,6 +74,7 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",
     "compute.async_checkpoints": "when checkpoints are written",
+    "compute.workers": "who reads the batches, which are the same",
     "compute.ddp_timeout": "how long processes wait for each other",
 }
 """Fields that do not decide, each with the reason."""

@@ -125,10 +125,54 @@ class Blocks(Dataset[dict[str, Tensor]]):
         """Return what the blocks are recognised by; the folder's name is a digest of their text."""
         return [self.prepared.path.parent.name, self.prepared.path.name, len(self)]
 
+    def first(self, count: int) -> "Blocks":
+        """Return the first blocks alone."""
+        return Blocks(self.prepared, self.block_size, isolate=self.isolate, at_most=count)
+
     @staticmethod
     def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Stack blocks into a batch [B, T]; nothing is padded, so there is no attention mask."""
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+class MixedBlocks(Dataset[dict[str, Tensor]]):
+    """Blocks of several sources, one source after the other; ``shares`` of each sum to 1."""
+
+    collate = staticmethod(Blocks.collate)
+
+    def __init__(self, parts: Sequence[Blocks], shares: Sequence[float]) -> None:
+        self.parts, self.shares = list(parts), tuple(shares)
+        self.length = parts[0].length
+        self.ends = np.cumsum([len(part) for part in parts])
+
+    @property
+    def sizes(self) -> list[int]:
+        """Blocks of each source."""
+        return [len(part) for part in self.parts]
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        return self.parts[number][index - int(self.ends[number]) + len(self.parts[number])]
+
+    def identity(self) -> object:
+        """Return what the blocks and their shares are recognised by."""
+        pairs = zip(self.shares, self.parts, strict=True)
+        return [[share, part.identity()] for share, part in pairs]
+
+    def in_shares(self, at_most: int | None = None) -> "MixedBlocks":
+        """Return as many of the blocks as have the shares: the first ones of each source."""
+        pairs = list(zip(self.shares, self.sizes, strict=True))
+        total = int(min(size / share for share, size in pairs))
+        total = total if at_most is None else min(total, at_most)
+        counts = [min(size, max(1, round(share * total))) for share, size in pairs]
+        return MixedBlocks(
+            [part.first(count) for part, count in zip(self.parts, counts, strict=True)], self.shares
+        )
 
 
 def _positions_in_documents(is_end: Tensor) -> Tensor:

@@ -100,7 +100,10 @@ def content_of(run: Run) -> tuple[str, ...]:
     are generated, or on the hub, where their name says enough."""
     if run.records.source is not None:
         return _digests_of_files(run.records, run.records.source)
-    return () if run.task.name else _digests_of_files(run.data, run.data.source)
+    if run.task.name:
+        return ()
+    digests = [_digests_of_files(run.data, source) for source in run.data.shares()]
+    return tuple(sorted({each for of_source in digests for each in of_source}))
 
 
 def _digests_of_files(part: Data | Records, source: str) -> tuple[str, ...]:
@@ -130,9 +133,10 @@ def _check_task(run: Run, earlier: Any, told: str) -> None:
 def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, told: str) -> None:
     """Raise where the text or records that are held out are among those of an earlier stage."""
     part = "data" if isinstance(ours, Data) else "records"
+    taught = ", ".join(_sources(theirs))
 
     def is_theirs(source: str) -> bool:
-        named = hub_name(source) == hub_name(str(theirs.source))
+        named = hub_name(source) in map(hub_name, _sources(theirs))
         if named and _of_hub(ours) == _of_hub(theirs):
             return True
         digests = _digests_of_files(ours, source) if stage.content else ()
@@ -141,17 +145,17 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
     if ours.validation is not None:
         if is_theirs(ours.validation):
             raise ValueError(
-                f"{told} on {theirs.source}, which {part}.validation={ours.validation} holds out "
+                f"{told} on {taught}, which {part}.validation={ours.validation} holds out "
                 "here: name a --validation of other text"
             )
         return
-    if not is_theirs(str(ours.source)):
+    if not any(map(is_theirs, _sources(ours))):
         return
     # With a validation set of its own all of the source was trained on.
     before = 0.0 if theirs.validation is not None else theirs.validation_share
     if before < ours.validation_share:
         raise ValueError(
-            f"{told}, which held out a share of {before:g} of {theirs.source} and trained on some "
+            f"{told}, which held out a share of {before:g} of {taught} and trained on some "
             f"of what {part}.validation_share={ours.validation_share:g} holds out here: name a "
             "--validation of other text, or hold out as much in all stages"
         )
@@ -161,6 +165,11 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
             "whose texts it held out others than would be held out here: give all stages the same "
             "--fields, or name a --validation of other text"
         )
+
+
+def _sources(part: Data | Records) -> tuple[str, ...]:
+    """Return the names of all that is trained on."""
+    return tuple(part.shares()) if isinstance(part, Data) else (str(part.source),)
 
 
 def _keys(records: Records) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
+from layermem_bench.data.blocks import MixedBlocks
+
 IGNORED = -100
 """Label of a token that has no loss."""
 # Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
@@ -96,6 +98,39 @@ class DataOrder(Sampler[int]):
             epoch = torch.randperm(self.dataset_size, generator=generator)[:remaining].tolist()
             yield from epoch
             remaining -= len(epoch)
+
+
+class MixedOrder(Sampler[int]):
+    """Yield ``length`` indices of ``MixedBlocks``, each source in the order of its ``DataOrder``.
+
+    The next source is the one that lacks most of its share, so that every number of first indices
+    has the shares to within one block a source, and a longer run begins as a shorter one does.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], shares: Sequence[float], length: int, seed: int
+    ) -> None:
+        self.sizes, self.shares, self.length, self.seed = sizes, shares, length, seed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        orders = [iter(DataOrder(size, self.length, self.seed)) for size in self.sizes]
+        firsts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
+        taken = [0] * len(self.sizes)
+        for position in range(1, self.length + 1):
+            lacking = [share * position - n for share, n in zip(self.shares, taken, strict=True)]
+            number = lacking.index(max(lacking))
+            taken[number] += 1
+            yield firsts[number] + next(orders[number])
+
+
+def order_of(data: SequenceDataset, length: int, seed: int) -> Sampler[int]:
+    """Return the order in which ``length`` sequences of a dataset are trained on."""
+    if isinstance(data, MixedBlocks):
+        return MixedOrder(data.sizes, data.shares, length, seed)
+    return DataOrder(len(data), length, seed)
 
 
 def padding_of(tokenizer: Any) -> int:

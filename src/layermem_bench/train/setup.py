@@ -169,6 +169,9 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
         report_to=list(run.track) or "none",
         run_name=folder.path.name,
         dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_num_workers=run.compute.workers,
+        # Validations come often: their processes would be started each time.
+        dataloader_persistent_workers=run.compute.workers > 0,
         # Every parameter has a gradient in every step; looking for others takes time.
         ddp_find_unused_parameters=False,
         ddp_timeout=compute.ddp_timeout,

@@ -34,7 +34,7 @@ from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_o
 from layermem_bench.train.processes import check_processes_agree
 from layermem_bench.train.progress import RunProgress, open_wandb_run
 from layermem_bench.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
-from layermem_bench.train.sequences import DataOrder
+from layermem_bench.train.sequences import order_of
 from layermem_bench.train.setup import training_arguments
 from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
 
@@ -158,7 +158,7 @@ class Trainer(transformers.Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         data = train_dataset if train_dataset is not None else self.train_dataset
-        return DataOrder(len(data), self.run.max_steps * self.run.optim.batch_size, self.run.seed)
+        return order_of(data, self.run.max_steps * self.run.optim.batch_size, self.run.seed)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)

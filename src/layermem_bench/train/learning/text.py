@@ -19,7 +19,7 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.files import write_atomically
 from layermem.models.registry import lookup
 from layermem_bench.config.run import Run, Task
-from layermem_bench.data.blocks import Blocks
+from layermem_bench.data.blocks import Blocks, MixedBlocks
 from layermem_bench.data.preparing import prepare
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
@@ -27,7 +27,12 @@ from layermem_bench.tasks import registry
 from layermem_bench.tasks.problems import Problem
 from layermem_bench.train.metrics import validation_row
 from layermem_bench.train.model_card import Learnt, literal
-from layermem_bench.train.sequences import IGNORED, PaddedSequences, padding_of
+from layermem_bench.train.sequences import (
+    IGNORED,
+    PaddedSequences,
+    SequenceDataset,
+    padding_of,
+)
 from layermem_bench.train.setup import build_model, load_run_tokenizer
 
 # From a model, its tokenizer, a task and the name of a split to the result and every attempt.
@@ -60,11 +65,7 @@ class TextLearning:
 
     def __init__(self, run: Run) -> None:
         self.run, self.tokenizer = run, load_run_tokenizer(run)
-        train_tokens, validation_tokens = prepare(run.data, self.tokenizer)
-        size, isolate = run.data.block_size, run.data.isolate_documents
-        blocks = partial(Blocks, block_size=size, isolate=isolate)
-        self.train_data = blocks(train_tokens)
-        self.validation_data = blocks(validation_tokens, at_most=run.eval_blocks)
+        self.train_data, self.validation_data = build_text_datasets(run, self.tokenizer)
 
     def load_model(self) -> Any:
         return build_model(self.run, self.tokenizer)
@@ -75,12 +76,43 @@ class TextLearning:
     def describe(self, folder: RunFolder) -> Learnt:
         data = self.run.data
         names = ", ".join(filter(None, (data.source, data.subset, data.revision)))
+        if data.mixture:
+            names = ", ".join(f"{share:.3g} {source}" for source, share in data.shares().items())
         return Learnt(
             task="text-generation",
             data=f"{names}; blocks of {data.block_size} tokens",
             unit="token",
             usage=_usage(self.run, "The"),
         )
+
+
+def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, SequenceDataset]:
+    """Return the training and validation blocks of a run, of one source or of a mixture."""
+    size, isolate = run.data.block_size, run.data.isolate_documents
+    blocks = partial(Blocks, block_size=size, isolate=isolate)
+    if not run.data.mixture:
+        train_tokens, validation_tokens = prepare(run.data, tokenizer)
+        return blocks(train_tokens), blocks(validation_tokens, at_most=run.eval_blocks)
+    splits: list[tuple[Blocks, Blocks]] = []
+    folders: dict[str, str] = {}
+    for source in run.data.shares():
+        prepared = prepare(run.data.alone(source), tokenizer)
+        # A folder is named by a digest of its text.
+        same = folders.setdefault(prepared[0].path.parent.name, source)
+        if same != source:
+            raise ValueError(f"{same} and {source} of data.mixture hold the same text; name one")
+        try:
+            splits.append((blocks(prepared[0]), blocks(prepared[1])))
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+    train, validation = ([pair[i] for pair in splits] for i in range(2))
+    shares = list(run.data.shares().values())
+    if run.data.validation:
+        # It is the same for all sources.
+        return MixedBlocks(train, shares), validation[0].first(
+            run.eval_blocks or len(validation[0])
+        )
+    return MixedBlocks(train, shares), MixedBlocks(validation, shares).in_shares(run.eval_blocks)
 
 
 @final
