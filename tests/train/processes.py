@@ -4,8 +4,10 @@ Started twice with the variables of torchrun, whose own start another test has: 
 """
 
 import json
+import logging
 import os
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +173,24 @@ def background(folder):
     writing.any_process = any_process
 
 
+def hanging(folder):
+    """What is logged where the second process gets no batch for 5 seconds."""
+    said, fetch = [], Trainer.get_batch_samples
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("layermem_bench.train.watching").addHandler(handler)
+
+    def slow(self, *args, **kwargs):
+        if self.state.global_step == 2 and torch.distributed.get_rank() == 1:
+            time.sleep(5)
+        return fetch(self, *args, **kwargs)
+
+    Trainer.get_batch_samples = slow
+    train(a_run(folder, **UNEVEN, compute={"ddp_timeout": 8}), folder / "hanging")
+    Trainer.get_batch_samples = fetch
+    return said
+
+
 def penalized(folder):
     """A run with a penalty, each way, and resumed in another way than begun."""
     root, run = folder / "penalized", penalized_run(folder)
@@ -226,7 +246,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
-    probes = (copied, sharded, solving, long, layouts, background, penalized, generating)
+    probes = (copied, sharded, solving, long, layouts, background, penalized, hanging, generating)
     seen = {probe.__name__: probe(folder) for probe in probes}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")

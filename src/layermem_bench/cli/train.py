@@ -76,11 +76,14 @@ def train(options: Train | TrainHost, command: str) -> None:
 
     from layermem.models.registry import lookup
     from layermem_bench.evals.solving import evaluate
+    from layermem_bench.train.processes import restart_count
     from layermem_bench.train.run import train as train_run
 
     if run.host.model is None:
         lookup(run.variant)
     # One progress display is enough.
     transformers_logging.disable_progress_bar()
-    folder = train_run(run, options.out or out, resume=options.resume, evaluate=evaluate)
+    # torchrun starts all processes again with the same command when one of them has died.
+    resume = options.resume or restart_count() > 0
+    folder = train_run(run, options.out or out, resume=resume, evaluate=evaluate)
     logger.info("%s", folder.path)

@@ -12,16 +12,40 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from transformers import TrainingArguments
 
 # Keys of counters in the store that the group was formed with.
 _FINISHED, _FAILED = "layermem/ended", "layermem/failed"
 
 
-def form_cpu_group(processes: int, timeout_seconds: int) -> None:
-    """Form the group of processes on CPUs; accelerate would form it without a timeout."""
-    if processes > 1 and not torch.cuda.is_available() and not distributed.is_initialized():
-        distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+def form_group(processes: int, timeout_seconds: int) -> None:
+    """Form the group of processes, where accelerate would form another.
+
+    On CPUs it gives the group no timeout. Processes that torchrun has started again find in its
+    store what those before them wrote there (torch 2.13), their addresses among it, and have a part
+    of the store of their own here.
+    """
+    restarts = restart_count()
+    on_gpus = torch.cuda.is_available()
+    if processes == 1 or distributed.is_initialized() or (on_gpus and not restarts):
+        return
+    timeout = timedelta(seconds=timeout_seconds)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    distributed.init_process_group(
+        "nccl" if on_gpus else "gloo",
+        store=PrefixStore(f"layermem/attempt-{restarts}", store),
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
+
+
+def restart_count() -> int:
+    """Return how often torchrun has started the processes of this run again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def is_distributed() -> bool:

@@ -19,7 +19,7 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.tasks import registry as tasks
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.optimizer import find_overridden
-from layermem_bench.train.processes import form_cpu_group
+from layermem_bench.train.processes import form_group
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
         logger.warning(
             "compute.precision=bfloat16: this processor emulates it, which is slower than float32"
         )
-    form_cpu_group(processes, compute.ddp_timeout)
+    form_group(processes, compute.ddp_timeout)
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
         max_steps=run.max_steps,
