@@ -10,6 +10,7 @@ import functools
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import warnings
 
@@ -64,6 +65,26 @@ def run_script(path, options, *, folder, backend=None):
 def start_script(path, options, *, folder, backend=None, **variables):
     """Start a script as ``run_script`` does, with environment variables; return the process."""
     return start_fork(_run, str(path), options, backend, folder=folder, **variables)
+
+
+def launch_script(script, folder, count):
+    """Have some processes run a script with the folder, as torchrun would start them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        start_script(script, [str(folder)], folder=folder, RANK=rank, LOCAL_RANK=rank, **shared)
+        for rank in map(str, range(count))
+    ]
+    try:
+        for process in processes:
+            wait_for_end(process, script, folder=folder)
+            assert process.exitcode == 0, read_errors(process, folder)[-5000:]
+    finally:
+        # One that failed leaves the others waiting.
+        for process in processes:
+            process.kill()
 
 
 def wait_for_end(process, path, *, folder, seconds=900):

@@ -31,6 +31,7 @@ BASES = {
     "records": Run(**HOST, records=LABELS),
     "compute.checkpoint_every": Run(compute=Compute(checkpoint_activations=True)),
     "compute.keep_whole": Run(compute=Compute(shard=True)),
+    "compute.replicas": Run(compute=Compute(shard=True)),
     "optim.decay_steps": Run(optim=Optim(schedule="warmup_stable_decay")),
     "compute.micro_batch": Run(regularizer=Regularizer(penalty="seq_vcr")),
     "host.window": Run(variant="host", host=Host(model="m", memory="last", window=2)),

@@ -14,7 +14,14 @@ from layermem_bench import cli
 from layermem_bench.config.devices import DEVICES, get_device
 from layermem_bench.config.run import Regularizer
 from layermem_bench.efficiency.memory import Step
-from layermem_bench.efficiency.plans import Cluster, mends, plan_run, step_flops, step_traffic
+from layermem_bench.efficiency.plans import (
+    Cluster,
+    copy_traffic,
+    mends,
+    plan_run,
+    shard_traffic,
+    step_flops,
+)
 from layermem_bench.presets import get_preset
 
 H100 = DEVICES["h100"]
@@ -51,15 +58,22 @@ def test_traffic_of_copies_and_of_shards():
     parameters = layermem.build("plain", **TINY).num_parameters()
     of_ring = 3 / 4
     step = Step(sequences=1, tokens=8, processes=4, micro_batches=2)
-    assert step_traffic(config, None, step) == 2 * of_ring * 4 * parameters
+    assert copy_traffic(config, None, step) == 2 * of_ring * 4 * parameters
+    assert shard_traffic(config, None, step) == 0
     shards = replace(step, shard=True)
     whole = replace(shards, keep_whole="all")
     embeddings = 2 * TINY["vocab_size"] * TINY["hidden_size"]
     once = of_ring * (4 * parameters + 4 * parameters)
     # Kept whole: weights are gathered once and gradients scattered once.
-    assert step_traffic(config, None, whole) == pytest.approx(once)
-    assert step_traffic(config, None, shards) > 2 * once - of_ring * 8 * embeddings
-    assert step_traffic(config, None, replace(step, processes=1)) == 0
+    assert shard_traffic(config, None, whole) == pytest.approx(once)
+    assert shard_traffic(config, None, shards) > 2 * once - of_ring * 8 * embeddings
+    assert copy_traffic(config, None, shards) == 0
+    assert copy_traffic(config, None, replace(step, processes=1)) == 0
+    # Two copies over two processes each: rings of two, and half of the gradients in each.
+    both = replace(whole, replicas=2)
+    assert both.shards == 2
+    assert shard_traffic(config, None, both) == pytest.approx(once * (1 / 2) / of_ring)
+    assert copy_traffic(config, None, both) == pytest.approx(2 * (1 / 2) * 4 * parameters / 2)
 
 
 def test_a_plan_adds_up(run):
@@ -76,8 +90,22 @@ def test_a_plan_adds_up(run):
 
 def test_the_network_beyond_a_machine_is_the_slower_of_both():
     slow = DEVICES["a100-80gb"]
-    assert Cluster(device=slow, gpus=8).link == slow.link
-    assert Cluster(device=slow, gpus=16).link == 8 * slow.network < slow.link
+    cluster = Cluster(device=slow, gpus=16)
+    assert cluster.link(8) == slow.link
+    assert cluster.link(16) == 8 * slow.network < slow.link
+
+
+def test_a_copy_of_the_model_on_each_machine(run):
+    """Less is sent between machines, and each device holds more."""
+    cluster = Cluster(device=DEVICES["a100-80gb"], gpus=64)
+    sharded = replace(run, compute=replace(run.compute, shard=True))
+    over_all = plan_run(sharded, {}, cluster)
+    copies = replace(sharded, compute=replace(sharded.compute, replicas=8))
+    of_machines = plan_run(copies, {}, cluster)
+    assert of_machines.seconds["network"] < over_all.seconds["network"]
+    assert of_machines.peak > over_all.peak
+    with pytest.raises(ValueError, match="--replicas 7 with --gpus 64.* take a number that does"):
+        plan_run(replace(sharded, compute=replace(sharded.compute, replicas=7)), {}, cluster)
 
 
 def test_what_makes_a_run_fit(run):

@@ -3,11 +3,10 @@
 import fcntl
 import json
 import os
-import socket
 from pathlib import Path
 
 import pytest
-from forked import read_errors, start_script, wait_for_end
+from forked import launch_script
 from single_runs import train_alone
 from small_run import a_run
 
@@ -42,26 +41,5 @@ def two_processes(tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "probes.json").exists():
             (folder / "alone.json").write_text(json.dumps(train_alone(folder)), encoding="utf-8")
-            launch_two(folder)
+            launch_script(Path(__file__).parent / "processes.py", folder, 2)
     return folder
-
-
-def launch_two(folder):
-    """Have two processes do what processes.py says, as torchrun would start them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    script = Path(__file__).parent / "processes.py"
-    processes = [
-        start_script(script, [str(folder)], folder=folder, RANK=rank, LOCAL_RANK=rank, **shared)
-        for rank in "01"
-    ]
-    try:
-        for process in processes:
-            wait_for_end(process, script, folder=folder)
-            assert process.exitcode == 0, read_errors(process, folder)[-5000:]
-    finally:
-        # One that failed leaves the other waiting.
-        for process in processes:
-            process.kill()

@@ -5,12 +5,15 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from small_run import a_run, curve, weights
+from forked import launch_script
+from small_run import UNEVEN, a_run, curve, rewound, weights
 
 from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
 from layermem_bench.train.setup import training_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -154,3 +157,33 @@ def test_answers_that_end_early_are_shared_too(seen):
     assert len({len(row) for row in answers["alone"]}) > 2
     assert answers["copied"] == answers["sharded"] == answers["alone"]
     assert answers["none"] == []
+
+
+@pytest.mark.slow
+def test_two_copies_over_two_processes_each_draw_the_curve_of_one(tmp_path):
+    run = a_run(tmp_path, **UNEVEN, keep=9)
+    alone = train(run, tmp_path / "alone")
+    launch_script(Path(__file__).parent / "four_processes.py", tmp_path, 4)
+    for name in ("nothing", "all", "resumed"):
+        folder = RunFolder(tmp_path / name)
+        for ours, theirs in zip(curve(folder), curve(alone), strict=True):
+            for key in ours:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), (name, key)
+        for key, tensor in weights(alone).items():
+            torch.testing.assert_close(weights(folder)[key], tensor, rtol=1e-3, atol=1e-5)
+    # One process goes on from what four wrote.
+    resumed = train(run, rewound(tmp_path / "nothing", tmp_path / "one", 2).path, resume=True)
+    assert curve(resumed)[-1]["val_loss"] == pytest.approx(curve(alone)[-1]["val_loss"], rel=1e-5)
+
+
+def test_copies_that_do_not_divide_the_processes_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="compute.replicas=2 is for sharded runs"):
+        a_run(tmp_path, compute={"replicas": 2})
+    run = a_run(tmp_path, compute={"shard": True, "replicas": 2})
+    for processes in (3, 2):
+        monkeypatch.setattr(
+            "layermem_bench.train.run.training_arguments",
+            lambda *_, n=processes: SimpleNamespace(world_size=n, process_index=0),
+        )
+        with pytest.raises(ValueError, match=f"replicas=2 does not divide the {processes}"):
+            train(run, tmp_path / "out")

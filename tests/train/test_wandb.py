@@ -5,8 +5,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
+from launchers import InThisProcess, use
 from small_run import a_run
 
+from layermem_bench import cli
+from layermem_bench.config.run import to_dict
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 
@@ -91,3 +95,14 @@ def test_what_the_user_says_stays(wandb, tmp_path, monkeypatch):
     train(run, tmp_path / "open")
     assert len(wandb.begun) == 2 and wandb.run.id == "open"
     assert {name for name, row in wandb.logged[-2:]} == {"open"}
+
+
+def test_every_run_of_a_study_is_sent_to_the_project_of_its_board(wandb, tmp_path, monkeypatch):
+    launcher = use(InThisProcess(), monkeypatch)
+    run = a_run(tmp_path, max_steps=1, eval_every=1)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(to_dict(run)), encoding="utf-8")
+    options = ["--variants", "plain,lime", "--seeds", "1", "--out", str(tmp_path / "out")]
+    cli.main(["study", "--config", str(tmp_path / "tiny.yaml"), *options, "--track", "wandb"])
+    assert len(launcher.begun) == len(wandb.begun) == 2
+    assert {begun["project"] for begun in wandb.begun} == {launcher.begun[0].rpartition("/")[0]}
+    assert [begun["name"] for begun in wandb.begun] == ["plain-s0", "lime-s0"]

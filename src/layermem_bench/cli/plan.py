@@ -7,7 +7,7 @@ from layermem.models.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import screen, show
 from layermem_bench.config.devices import get_device
 
-_OF_RUN = ("micro_batch", "shard", "checkpoint_activations", "keep_whole", "precision")
+_OF_RUN = ("micro_batch", "shard", "replicas", "checkpoint_activations", "keep_whole", "precision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,9 @@ class PlanOptions:
     shard: bool = False
     """With --gpus: parameters are sharded over devices (FSDP2), whatever the preset says; without
     it and in the preset they are copied to each (DDP)."""
+    replicas: int | None = number(None, at_least(1))
+    """With --gpus: copies of the model, each sharded over its share of the devices; None: the
+    preset's."""
     keep_whole: Literal["nothing", "gradients", "all"] | None = None
     """With --gpus: what a sharded run keeps unsharded between micro-batches; None: the preset's."""
     checkpoint_activations: bool = False

@@ -50,6 +50,9 @@ class Carrying(Launching):
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print which runs there are, which are recorded, and how long the others would take here;
     train nothing but some timed steps."""
+    track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """Trackers that get the metrics of every run (pip install layermem[track]); a board of the
+    study is a project there, and its runs have their names."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same."""
     out: Path = Path("runs")
@@ -409,6 +412,11 @@ def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) 
 def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them."""
     check_launching(options)
+    if options.track:
+        boards = (
+            replace(board, base=replace(board.base, track=options.track)) for board in asked.boards
+        )
+        asked = replace(asked, boards=tuple(boards))
     if options.dry_run:
         _estimate(asked, options)
         return

@@ -236,6 +236,10 @@ class Compute:
     number a step takes less time and more memory."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
+    replicas: int = number(1, at_least(1))
+    """Copies of a sharded model: each is sharded over its share of the processes, those next to
+    each other, and gradients are summed over the copies once a step. With one copy a machine,
+    weights are gathered within machines."""
     keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
     """What each process of a sharded run keeps unsharded between two micro-batches of a step.
     "nothing": the least memory; each micro-batch gathers all weights twice and scatters all
@@ -261,11 +265,12 @@ class Compute:
                 f"compute.checkpoint_every={self.checkpoint_every} has no effect, since "
                 "compute.checkpoint_activations is off: add it, or leave checkpoint_every out"
             )
-        if self.keep_whole != "nothing" and not self.shard:
-            raise ValueError(
-                f"compute.keep_whole={self.keep_whole!r} is for sharded runs, and compute.shard is "
-                "off: add it, or leave keep_whole out"
-            )
+        for name, default in (("keep_whole", "nothing"), ("replicas", 1)):
+            if (value := getattr(self, name)) != default and not self.shard:
+                raise ValueError(
+                    f"compute.{name}={value!r} is for sharded runs, and compute.shard is off: add "
+                    f"it, or leave {name} out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,8 @@ class Step:
     """Tokens whose logits are in memory at once; 0: all."""
     shard: bool = False
     """Whether parameters are sharded over the processes, or copied to each."""
+    replicas: int = field(default=1, metadata=at_least(1))
+    """Copies of a sharded model, each over its share of the processes."""
     keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
     """What a sharded run keeps unsharded between micro-batches."""
 
@@ -71,7 +73,7 @@ class Step:
     @property
     def shards(self) -> int:
         """Processes that a parameter is divided over."""
-        return self.processes if self.shard else 1
+        return self.processes // self.replicas if self.shard else 1
 
 
 def step_memory(config: Sizes, variant: Additions | None, step: Step) -> dict[str, float]:

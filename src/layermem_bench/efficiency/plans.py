@@ -8,9 +8,11 @@ take, each by itself; the largest of the three bounds it, as if they overlapped 
     memory      AdamW reads and writes 28 bytes a parameter; a micro-batch reads the weights three
                 times and adds up gradients; what is kept for the backward is written and read, and
                 so are its gradients
-    network     rings over all processes, as fast as a device's link, or as its machine's network
-                where that is slower. DDP sums float32 gradients once a step; FSDP2 gathers weights
-                twice and scatters float32 gradients at each micro-batch, unless they are kept whole
+    network     rings over the processes that share parameters, and over those that hold the same,
+                as fast as a device's link, or, beyond one machine, as its network where that is
+                slower. Float32 gradients are summed over copies of the model once a step; FSDP2
+                gathers weights twice and scatters float32 gradients at each micro-batch, unless
+                they are kept whole
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,10 +43,9 @@ class Cluster:
     utilisation: float = 0.4
     """Share of the device's peak FLOPs that arithmetic reaches."""
 
-    @property
-    def link(self) -> float:
-        """Bytes a second that each device sends, in one direction, in a ring over all."""
-        if self.gpus <= self.per_machine:
+    def link(self, devices: int) -> float:
+        """Bytes a second that each device sends, in one direction, in a ring over so many."""
+        if devices <= self.per_machine:
             return self.device.link
         return min(self.device.link, self.per_machine * self.device.network)
 
@@ -143,6 +144,11 @@ def check_counted(run: Run) -> None:
 def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:
     compute = run.compute
     sequences = sequences_at_once(run, cluster.gpus)
+    if cluster.gpus % compute.replicas or (compute.replicas > 1 and not compute.shard):
+        raise ValueError(
+            f"--replicas {compute.replicas} with --gpus {cluster.gpus}: copies are of a sharded "
+            "model (--shard) and divide the devices; take a number that does"
+        )
     return Step(
         sequences=sequences,
         tokens=tokens,
@@ -153,6 +159,7 @@ def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:
         checkpointed=compute.checkpoint_activations,
         loss_chunk=choose_loss_chunk(compute.loss_chunk, sequences * tokens, vocabulary),
         shard=compute.shard,
+        replicas=compute.replicas,
         keep_whole=compute.keep_whole,
     )
 
@@ -192,17 +199,24 @@ def _memory_seconds(
 def _network_seconds(
     config: Sizes, variant: Additions | None, step: Step, cluster: Cluster
 ) -> float:
-    sent = step_traffic(config, variant, step)
-    return sent / (REACHED * cluster.link)
+    among_shards = shard_traffic(config, variant, step) / cluster.link(step.shards)
+    among_copies = copy_traffic(config, variant, step) / cluster.link(cluster.gpus)
+    return (among_shards + among_copies) / REACHED
 
 
-def step_traffic(config: Sizes, variant: Additions | None, step: Step) -> float:
-    """Return the bytes that each process sends in a step, in rings over all processes."""
+def copy_traffic(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return the bytes that each process sends in a step to sum gradients over copies of the model,
+    in a ring over those that hold the same parameters."""
+    gradients = 4 * cost(config, variant, step.tokens).parameters / step.shards
+    copies = step.processes // step.shards
+    return 2 * (copies - 1) / copies * gradients
+
+
+def shard_traffic(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return the bytes that each process sends in a step to those it shares parameters with."""
     parameters = cost(config, variant, step.tokens).parameters
-    share = (step.processes - 1) / step.processes
+    share = (step.shards - 1) / step.shards
     gradients = 4 * parameters
-    if not step.shard:
-        return 2 * share * gradients
     layers = count_linear_weights(config)
     # What belongs to no layer is gathered once a forward, in float32.
     root = 4 * (parameters - layers)

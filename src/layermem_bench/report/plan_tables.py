@@ -27,6 +27,8 @@ def _cells(plan: Plan) -> dict[str, str]:
     """Return the cells of a column, by the label of their row."""
     step, memory, gpus = plan.step, plan.memory, plan.cluster.gpus
     way = "alone" if gpus == 1 else "FSDP2" if step.shard else "DDP"
+    if step.shard and step.replicas > 1:
+        way = f"{step.replicas} copies, each FSDP2 over {step.shards}"
     return {
         "parameters": with_unit(plan.parameters),
         "processes": f"{gpus} ({way})",

@@ -57,6 +57,8 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        # What trackers show it under: the folder that it is in, a study's board.
+        self.project = self.path.absolute().parent.name or "layermem"
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"

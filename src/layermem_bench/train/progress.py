@@ -201,7 +201,7 @@ def open_wandb_run(folder: RunFolder) -> Iterator[None]:
         if not path.exists():
             write_atomically(path, secrets.token_hex(4) + "\n")
         identity = {"id": path.read_text(encoding="utf-8").strip(), "resume": "allow"}
-    project, name = os.getenv("WANDB_PROJECT", "huggingface"), folder.path.name
+    project, name = os.getenv("WANDB_PROJECT", folder.project), folder.path.name
     wandb.init(project=project, name=name, **identity)
     try:
         yield

@@ -58,6 +58,12 @@ def train(
         raise ValueError(
             "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
         )
+    shards, rest = divmod(args.world_size, run.compute.replicas)
+    if rest or (run.compute.shard and shards < 2):
+        raise ValueError(
+            f"compute.replicas={run.compute.replicas} does not divide the {args.world_size} "
+            "processes into copies of two or more; take a number that does"
+        )
     is_first = args.process_index == 0
     if is_first:
         folder.create()

@@ -168,6 +168,7 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
         remove_unused_columns=False,
         report_to=list(run.track) or "none",
         run_name=folder.path.name,
+        project=folder.project,
         dataloader_pin_memory=torch.cuda.is_available(),
         dataloader_num_workers=run.compute.workers,
         # Validations come often: their processes would be started each time.

@@ -52,7 +52,13 @@ class ShardedTrainer(Trainer):
         return super().create_optimizer(model)
 
     def _shard(self) -> None:
-        mesh = init_device_mesh(self.args.device.type, (self.args.world_size,))
+        copies = self.run.compute.replicas
+        shape = (copies, self.args.world_size // copies)
+        mesh = init_device_mesh(
+            self.args.device.type,
+            shape if copies > 1 else shape[1:],
+            mesh_dim_names=("copies", "shards") if copies > 1 else ("shards",),
+        )
         policy = MixedPrecisionPolicy()
         if uses_bfloat16(self.run.compute.precision):
             # What autocast leaves in float32, but for embeddings, is one small unit, gathered from
@@ -74,6 +80,7 @@ class ShardedTrainer(Trainer):
         keeps them in full until a step's last one."""
         keep_whole, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
         self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
+        self.model.set_requires_all_reduce(is_last)
         self.model.set_reshard_after_backward(is_last or keep_whole != "all")
         return super().training_step(*args, **kwargs)
 
