@@ -187,3 +187,17 @@ def test_copies_that_do_not_divide_the_processes_are_refused(tmp_path, monkeypat
         )
         with pytest.raises(ValueError, match=f"replicas=2 does not divide the {processes}"):
             train(run, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_sharded_run_of_many_layers_is_compiled_in_its_first_step_and_whole(tmp_path):
+    """Layers are one code, each with another number of slots; dynamo keeps eight versions."""
+    launch_script(Path(__file__).parent / "compiled_shards.py", tmp_path, 2)
+    seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
+    assert seen[0]["graphs"] >= 12
+    assert seen[1] == seen[2] == seen[3]
+    run = a_run(tmp_path, max_steps=4, eval_every=4, model={"num_hidden_layers": 12})
+    alone, compiled = curve(train(run, tmp_path / "alone")), curve(RunFolder(tmp_path / "compiled"))
+    for ours, theirs in zip(compiled, alone, strict=True):
+        for key in ours:
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key

@@ -12,9 +12,9 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,12 @@ from layermem.models.counting import count_parameters
 from layermem.models.memories import recompute_layers
 from layermem.models.number_ranges import at_least, check_numbers
 from layermem.models.registry import build, lookup
+from layermem_bench.config.compiling import room_to_compile
 from layermem_bench.results.costs import Measurement, Mode, Precision
 from layermem_bench.results.processor import processor_name
 
 # mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
 _MMAP_THRESHOLD = -3
-# Of the compiled code of one model: with and without gradients, another length.
-_VERSIONS_OF_A_MODEL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,37 +159,18 @@ def time_interleaved(
 ) -> dict[str, list[float]]:
     """Run each step once in every round; return the seconds of the rounds after the warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    with _room_to_compile(len(steps)):
+    # It is imported where anything is to be compiled.
+    compiles = "torch._dynamo" in sys.modules
+    if compiles:
+        # What was compiled before would take room.
+        torch.compiler.reset()
+    with room_to_compile(len(steps)) if compiles else nullcontext():
         for _ in range(repeats + warm_up):
             for name, step in steps.items():
                 start = read_clock(device)
                 step()
                 seconds[name].append(read_clock(device) - start)
     return {name: values[warm_up:] for name, values in seconds.items()}
-
-
-@contextmanager
-def _room_to_compile(models: int) -> Iterator[None]:
-    """Let each of so many models be compiled, in place of what was compiled before.
-
-    All models are of one code. Of one code torch.compile keeps eight versions, and runs what comes
-    after them uncompiled, with a warning in the log: an arm would look slow. What still does not
-    fit is an error.
-    """
-    # It is imported where anything is to be compiled.
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    from torch._dynamo import config
-
-    torch.compiler.reset()
-    versions = max(config.recompile_limit, _VERSIONS_OF_A_MODEL * models)
-    with config.patch(
-        recompile_limit=versions,
-        accumulated_recompile_limit=max(config.accumulated_recompile_limit, 32 * versions),
-        fail_on_recompile_limit_hit=True,
-    ):
-        yield
 
 
 def read_clock(device: str) -> float:

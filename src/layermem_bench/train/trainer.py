@@ -24,6 +24,7 @@ from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.models.memories import recompute_layers
+from layermem_bench.config.compiling import room_to_compile
 from layermem_bench.config.micro_batches import choose_loss_chunk
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
@@ -137,7 +138,11 @@ class Trainer(transformers.Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         tracked = "wandb" in self.run.track and self.is_world_process_zero()
         penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
-        with open_wandb_run(self.folder) if tracked else nullcontext(), penalty or nullcontext():
+        # Sharded, each layer is compiled by itself: all are of one code.
+        layers = self.model.config.get_text_config().num_hidden_layers
+        room = room_to_compile(layers) if self.run.compute.compile else nullcontext()
+        track = open_wandb_run(self.folder) if tracked else nullcontext()
+        with track, penalty or nullcontext(), room:
             try:
                 return super().train(*args, **kwargs)
             finally:
