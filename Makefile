@@ -21,6 +21,8 @@ CORE_TESTS = tests/ops tests/literal tests/models tests/variants tests/retrofit 
 	tests/test_contract.py tests/test_auto_classes.py
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Where it is set, as in many containers, each process would compile our files and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-core lint types pytest test-slow test-real test-oldest newer test-newest serve-test docs wheel clean
 
