@@ -86,6 +86,8 @@ def arms_table(
     if len(lines) < 3:
         # It is the difference from the first.
         dropped.add("against the best")
+    if not any(line.pairs_to_settle for line in lines):
+        dropped.add("seeds to settle it")
     columns = {n: c for n, c in columns.items() if any(c) and n not in dropped}
     caption = "" if narrow else " ".join(filter(None, (_HOW[condition.name], INTERVALS)))
     caption += _BEST if "against the best" in columns else ""
