@@ -49,6 +49,8 @@ Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
 Scale = Literal["number", "share", "percent"]
 """Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
+# Plots in a row of a file.
+_ACROSS = 3
 # Characters of a line of a label at the left.
 _LABEL = 44
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
@@ -117,12 +119,14 @@ def check(path: Path) -> None:
 
 
 def save(plots: Sequence[Plot], path: Path, size: tuple[float, float] = (3.4, 3.1)) -> None:
-    """Draw side by side into a file, whose suffix (svg, png, pdf) decides the format."""
+    """Draw into a file, a few in a row; its suffix (svg, png, pdf) decides the format."""
     is_svg = path.suffix == ".svg"
     with matplotlib.rc_context({**(_RC if is_svg else {}), "font.size": 9}):
-        figure = Figure(figsize=(size[0] * len(plots), size[1]), layout="constrained")
-        for axes, plot in zip(np.atleast_1d(figure.subplots(1, len(plots))), plots, strict=True):
-            plot(axes)
+        across = min(len(plots), _ACROSS)
+        down = -(-len(plots) // across)
+        figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
+        for place, plot in enumerate(plots, 1):
+            plot(figure.add_subplot(down, across, place))
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_svg:
             path.write_text(on_own_ground(_in_ink_of_the_page(figure)), encoding="utf-8")
