@@ -1,6 +1,7 @@
 """Tables of a study: arms side by side, levels, shapes, rates, costs, runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from layermem_bench.report.numbers import (
     format_interval,
@@ -97,7 +98,8 @@ def arms_table(
     caption += looks_note(condition.looks)
     prices = " and ".join(name for name in ("time", "memory") if name in columns)
     caption += f" {prices.capitalize()} of a step: over the first arm's." if prices else ""
-    return Table.of_columns(columns, caption.strip())
+    made = Table.of_columns(columns, caption.strip())
+    return replace(made, least=("memory", "time", "parameters", "steps", "learning rate"))
 
 
 def title_of(board: Board, condition: Condition) -> str:
