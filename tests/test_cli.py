@@ -1,6 +1,8 @@
 """The command line: its options are the config's, its errors one line."""
 
+import io
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -344,6 +346,31 @@ def test_what_is_no_terminal_gets_every_column_whole(monkeypatch, capsys):
     cells = [f"{'x' * 25}{i}" for i in range(6)]
     screen.show(Table(header=["name", *"abcde"], rows=[cells]))
     assert capsys.readouterr().out.split()[6:] == cells
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_bar_wipes_no_line_of_the_log(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    handler = logging.StreamHandler(terminal)
+    logger = logging.getLogger("of_a_test")
+    logger.addHandler(handler)
+    try:
+        with screen.progress("working"):
+            logger.warning("said meanwhile")
+        assert handler.stream is terminal
+    finally:
+        logger.removeHandler(handler)
+    before, _, after = terminal.getvalue().partition("said meanwhile")
+    # The bar's line is erased first, and drawn again on a line of its own.
+    assert before.endswith("\x1b[2K") and after.startswith("\n") and "working" in after
 
 
 @pytest.mark.parametrize("width", [80, 100])

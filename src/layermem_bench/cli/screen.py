@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
     from layermem_bench.config.run import Run
     from layermem_bench.report.page import Page, Section, Table
@@ -36,23 +38,36 @@ def screen() -> "Console":
 
 
 @contextmanager
+def bars(*columns: "ProgressColumn") -> "Iterator[Progress]":
+    """Show bars on standard error until the end, below what is logged meanwhile."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from layermem_bench.train.progress import logs_above
+
+    before = sys.stderr
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    with shown, logs_above(before):
+        yield shown
+
+
+@contextmanager
 def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], None]]:
     """Show on standard error what a command is doing, ``first`` at the beginning.
 
     What is yielded is called with what is being done now, how much is done, and of how much, where
     that is known. Transformers shows no bars of its own meanwhile.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(first, total=None)
+    with bars(*columns) as shown:
+        bar = shown.add_task(first, total=None)
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:
-            bars.update(bar, description=what, completed=done, total=total)
+            shown.update(bar, description=what, completed=done, total=total)
 
         yield tell
 
