@@ -22,7 +22,7 @@ DESCRIPTIONS = {
     ".svg": "A figure of the documentation.",
     ".xz": "Run folders that were recorded, without weights.",
 }
-_COMMENT = re.compile(r"\s*(?:#|<!--|\{#)-?\s*(.+?)\s*(?:-->|#\})?\s*$")
+_COMMENT = re.compile(r"\s*(?:#|//|/\*|<!--|\{#)-?\s*(.+?)\s*(?:-->|#\}|\*/)?\s*$")
 _INTRODUCTION = """# Every file
 
 One line for each file of the repository, taken from the file itself when this page is built.

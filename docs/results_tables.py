@@ -1,27 +1,24 @@
-"""Write the tables and the first picture of the results from what was recorded: python THIS_FILE.
+"""Write the tables of the results from what was recorded: python THIS_FILE.
 
 A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/NAME.json, which
 ``layermem study``, ``report`` or ``eval`` wrote. TABLE is
 
-    METRIC                         the arms of the record's only board by a metric
-    BOARD, CONDITION               those of a board under one of several conditions, by what they
-                                   are ranked by ("tiny-lm, equal training time"); of one board
-                                   CONDITION alone
-    METRIC by LEVELS               right answers by level of the problems
-    METRIC with the choosing seed  of a study that tried one learning rate: where nothing was
-                                   chosen, runs on the seed kept for choosing are pairs like the
-                                   others
-    TABLE over seeds               a table of evaluations ("loss", "right pairs")
-    numbers, or numbers: TEXT      an artefact's numbers, the paper's beside ours (TEXT is in their
-                                   names); its record lies in docs/records/artefacts
+    METRIC                     the arms of the record's only board by a metric
+    BOARD, all conditions      those of a board by what they are ranked by: their difference from
+                               the first arm under each condition; of one board without its name
+    PRESET, arms and shapes    wide and deep models of a preset at equal parameters
+    TABLE over seeds           a table of evaluations ("loss", "right pairs")
+    numbers, or numbers: TEXT  an artefact's numbers, the paper's beside ours (TEXT is in their
+                               names); its record lies in docs/records/artefacts
+
+``<!-- NAME + NAME: METRIC -->`` is one table of several records.
 
 ``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short,
-``<!-- claims -->`` before that of the claims, ``<!-- differences -->`` before that of all that was
-compared for them.
+``<!-- claims -->`` before that of the claims.
 
 ``<!-- answers -->`` stands before the table that answers the questions of docs/questions.toml, each
-by one recorded difference; ``<!-- answers in brief -->``, in README.md, before those marked as
-brief. docs/answers.svg draws the differences in validation loss.
+by one recorded difference; ``<!-- answers in brief -->`` before those marked as brief, in README.md
+``<!-- answers in brief, above docs -->``. docs/pictures.py draws them.
 """
 
 import re
@@ -30,54 +27,49 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from os.path import commonprefix
 from pathlib import Path
 from typing import get_args
 
-import matplotlib
-
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
-from layermem_bench.report import figures
 from layermem_bench.report.eval import over_seeds
 from layermem_bench.report.numbers import NOISE, format_interval, format_p
-from layermem_bench.report.page import Table
-from layermem_bench.report.paper_tables import claim_numbers, claims_table, numbers_table
+from layermem_bench.report.page import Cell, Table
+from layermem_bench.report.paper_tables import claim_numbers, numbers_table
 from layermem_bench.report.study_tables import (
     TITLES,
     arms_table,
-    levels_tables,
     shapes_tables,
 )
 from layermem_bench.results.comparing import Line, Verdict, judge, lines_of
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
-from layermem_bench.results.intervals import adjusted_p_values, interval, paired
-from layermem_bench.results.study import BY_LEVEL, LOSS, Metric, StudyResult
+from layermem_bench.results.study import BY_LEVEL, Board, Metric, StudyResult
 
 DOCS = Path(__file__).parent
 PAGES = (
     DOCS.parent / "README.md",
+    DOCS / "index.md",
     DOCS / "results.md",
     DOCS / "recipe.md",
     *sorted((DOCS / "results").glob("*.md")),
 )
 RECORDS = DOCS / "records"
 QUESTIONS = DOCS / "questions.toml"
-PICTURE = DOCS / "answers.svg"
 OVER_SEEDS = " over seeds"
-CHOOSING = " with the choosing seed"
 # Columns that a page has no room for.
 _LEFT_OUT = ("each seed", "where")
 # Of a wider table these columns are left out too, in this order, until the others fit.
 _COLUMNS = 6
 _FIRST_LEFT_OUT = ("seeds to settle it", "", "memory", "parameters", "learning rate", "time")
-_PLACE = re.compile(r"(?m)^<!-- (?:(?P<name>[\w-]+): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
+_NAMES = r"[\w-]+(?: \+ [\w-]+)*"
+_PLACE = re.compile(rf"(?m)^<!-- (?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 
 
 def main() -> None:
     for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
-    PICTURE.write_text(picture(), encoding="utf-8")
 
 
 def with_tables(page: str, records: Path = RECORDS) -> str:
@@ -85,9 +77,11 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
     of_all = {
         "verdicts": partial(verdicts, records / "artefacts"),
         "claims": partial(claims, records / "artefacts"),
-        "differences": partial(differences, records / "artefacts"),
         "answers": partial(answers_table, records),
         "answers in brief": partial(answers_table, records, brief=True),
+        "answers in brief, above docs": partial(
+            answers_table, records, brief=True, above_docs=True
+        ),
     }
 
     def replaced(place: re.Match[str]) -> str:
@@ -119,15 +113,30 @@ def rows_of(name: str, table: str, records: Path) -> list[list[str]]:
         return _numbers(name, table.partition(":")[2].strip(), records / "artefacts")
     if table.endswith(OVER_SEEDS):
         return _over_seeds(name, table.removesuffix(OVER_SEEDS), records)
+    if " + " in name:
+        return _joined(name.split(" + "), table, records)
     result = read_result(StudyResult, records / f"{name}.json")
     _check_whole(name, result)
-    if table.endswith(CHOOSING):
-        return _with_choosing_seed(name, table, result)
     found = _tables(result)
     if table not in found:
         raise SystemExit(f"{name} has no table {table!r}; it has {'; '.join(found)}")
     shown = found[table]()
     return _rows(shown, arms=1 if shown.header[0] == "" else 0)
+
+
+def _joined(names: Sequence[str], table: str, records: Path) -> list[list[str]]:
+    """Return the tables of several records as one, with what tells their names apart."""
+    start = commonprefix(names).rpartition("-")[0]
+    joined = [["", "arm", table, "against the first arm", "p (Holm)"]]
+    for name in names:
+        header, *rows = rows_of(name, table, records)
+        (against,) = (
+            title for title in header if title.startswith("against ") if "best" not in title
+        )
+        columns = [header.index(title) for title in ("arm", table, against, "p (Holm)")]
+        told = name.removeprefix(start).strip("-").replace("-", " ")
+        joined += [[told, *(row[i] for i in columns)] for row in rows]
+    return joined
 
 
 def _check_whole(name: str, result: StudyResult) -> None:
@@ -142,20 +151,46 @@ def _tables(result: StudyResult) -> dict[str, Callable[[], Table]]:
     """Return what makes each table of a study, by its name."""
     found: dict[str, Callable[[], Table]] = {}
     for board in result.boards:
-        for condition in board.conditions:
+        of_board = f"{board.name}, " if len(result.boards) > 1 else ""
+        if len(board.conditions) > 1:
+            found[f"{of_board}all conditions"] = partial(_all_conditions, result, board)
+        elif len(result.boards) == 1:
+            (condition,) = board.conditions
             for metric in result.metrics_of(board.name, condition.name):
-                if BY_LEVEL in metric:
-                    continue
-                names = [f"{board.name}, {TITLES[condition.name]}"]
-                names += [TITLES[condition.name]] if len(result.boards) == 1 else []
-                if len(result.boards) == len(board.conditions) == 1:
-                    names = [metric]
-                for name in names if metric == board.metric or metric in names else ():
-                    found[name] = partial(arms_table, result, board, condition, metric)
-            for levels in levels_tables(result, board, condition):
-                found[levels.header[0]] = partial(replace, levels)
+                if BY_LEVEL not in metric:
+                    found[metric] = partial(arms_table, result, board, condition, metric)
     shapes = {table.header[1]: partial(replace, table) for table, _, _ in shapes_tables(result)}
-    return found | shapes
+    return found | {name.removesuffix(", equal parameters"): make for name, make in shapes.items()}
+
+
+def _all_conditions(result: StudyResult, board: Board) -> Table:
+    """Return the arms of a board with their differences from the first under each condition."""
+    tables = {
+        TITLES[condition.name]: arms_table(result, board, condition, board.metric)
+        for condition in board.conditions
+    }
+    first, *_ = tables.values()
+    against = f"against {board.conditions[0].arms[0].name}"
+    arms = first.texts()
+    columns: dict[str, list[Cell]] = {
+        "arm": [row[1] for row in arms],
+        board.metric: [row[list(first.header).index(board.metric)] for row in arms],
+    }
+    for i, (condition, table) in enumerate(tables.items()):
+        of_arm = {row[1]: dict(zip(table.header, row, strict=True)) for row in table.texts()}
+        title = condition if i else f"{against}, {condition}"
+        columns[title] = [
+            _with_p(of_arm[row[1]][against], of_arm[row[1]].get("p (Holm)", "")) for row in arms
+        ]
+    if "time" in first.header:
+        columns["time"] = [row[list(first.header).index("time")] for row in arms]
+    return Table.of_columns(columns)
+
+
+def _with_p(difference: str, p: str) -> str:
+    """Write a difference with its p-value, if it has one."""
+    p = p.partition(",")[0]
+    return f"{difference} (p {p if p.startswith('<') else f'= {p}'})" if p else difference
 
 
 def _rows(table: Table, arms: int | None) -> list[list[str]]:
@@ -194,32 +229,6 @@ def _over_seeds(name: str, table: str, records: Path) -> list[list[str]]:
     if found is None:
         raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
     return _rows(found, arms=None)
-
-
-def _with_choosing_seed(name: str, table: str, result: StudyResult) -> list[list[str]]:
-    """Return the validation losses of a study with those of the seed that is kept for choosing."""
-    (board,) = result.boards
-    (condition,) = board.conditions
-    if table != f"{LOSS}{CHOOSING}" or any(len(tried.losses) != 1 for tried in board.tried):
-        raise SystemExit(f"{name} has no {table!r}: that is of {LOSS}, where one rate was tried")
-    by_arm = result.values(board.name, condition.name, LOSS)
-    values = {arm.name: list(by_arm[arm.name].values()) for arm in condition.arms}
-    for tried in board.tried:
-        values[tried.arm] += [loss for loss in tried.losses if loss is not None]
-    first, *others = values
-    pairs = {arm: paired(values[arm], values[first]) for arm in others}
-    # To count this seed too is one more look.
-    p_values = adjusted_p_values(pairs, 1 + max(1, len(condition.looks)))
-    rows = [
-        [
-            f"`{arm}`",
-            format_interval(interval(of_arm), False),
-            format_interval(pairs.get(arm), False, "+"),
-            format_p(p_values.get(arm)),
-        ]
-        for arm, of_arm in values.items()
-    ]
-    return [["arm", LOSS, f"against {first}", "p (Holm)"], *rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,41 +297,18 @@ def answer(question: Question, records: Path) -> Answer:
     return Answer(question=question, line=lines[0], metric=result.metric(question.metric))
 
 
-def answers_table(records: Path, *, brief: bool = False) -> list[list[str]]:
-    """Return the table of answers; ``brief``: those of README.md, which lies above docs."""
+def answers_table(
+    records: Path, *, brief: bool = False, above_docs: bool = False
+) -> list[list[str]]:
+    """Return the table of answers; ``brief``: of the first ones; ``above_docs``: for README.md."""
     rows = []
     for each in questions():
         if each.brief or not brief:
             found = answer(each, records)
             p = format_p(found.line.p if found.line else None).partition(",")[0]
-            evidence = f"[evidence]({'docs/' if brief else ''}{each.evidence})"
+            evidence = f"[evidence]({'docs/' if above_docs else ''}{each.evidence})"
             rows.append([each.asks, found.verdict, found.difference, p, evidence])
     return [["question", "answer", "difference", "p, adjusted", ""], *rows]
-
-
-def picture(records: Path = RECORDS) -> str:
-    """Return an SVG of the answers in validation loss, on a ground of its own for light and dark.
-
-    It begins with the version of matplotlib that drew it, whose releases place text differently.
-    """
-    found = [answer(each, records) for each in questions()]
-    drawn = {
-        each.question.asks: each.line.difference
-        for each in found
-        if each.question.metric == LOSS and each.line and each.line.difference
-    }
-    across = "validation loss minus plain's (left is better)"
-    svg = figures.forest(drawn, is_share=False, across=across)
-    said = "; ".join(
-        f"{each.question.asks} {each.difference}" for each in found if each.question.asks in drawn
-    )
-    start, _, rest = svg.partition(">")
-    about = (
-        f"<title>Differences in validation loss with 95% intervals</title><desc>{said}</desc>"
-        "<style>svg{background:#ffffff;color:#1a2b3c}"
-        "@media(prefers-color-scheme:dark){svg{background:#1e2129;color:#dde3ea}}</style>"
-    )
-    return f"<!-- matplotlib {matplotlib.__version__} -->\n{start}>{about}{rest}"
 
 
 def verdicts(folder: Path) -> list[list[str]]:
@@ -380,17 +366,6 @@ def claims(folder: Path) -> list[list[str]]:
         if not results:
             rows.append([*start, "", "", "", "not run"])
     return [header, *rows]
-
-
-def differences(folder: Path) -> list[list[str]]:
-    """Return a table of all that was compared for the claims: a row for each difference."""
-    results = [(name, result) for name in names() for result in _results(folder, name)]
-    rows = [
-        [f"`{name}`, {result.scale}", *row]
-        for name, result in results
-        for row in claims_table(result).texts()
-    ]
-    return [["", *claims_table(results[0][1]).header], *rows]
 
 
 def _results(folder: Path, name: str) -> list[StudyResult]:

@@ -30,7 +30,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Redirect the links of a page that lies in docs/ (a hook of MkDocs)."""
+    """Redirect the links of a page that lies in docs/ (a hook of MkDocs).
+
+    Intervals are not broken over lines.
+    """
+    markdown = markdown.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     if page.file.generated_by is not None:
         return markdown
     return redirect_links(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))

@@ -265,6 +265,8 @@ def test_the_map_has_a_row_for_every_file(tracked_files):
         ("a.toml", "[section]\n# Not of the file.\n", ""),
         ("a.html", "<!doctype html>\n<!-- A template. -->\n", "A template."),
         ("a.html", "<!doctype html>\n<html>\n", ""),
+        ("a.js", "// Runs it.\n// More.\n", "Runs it."),
+        ("a.css", "/* Its look. */\n", "Its look."),
         ("a.json", "{}", "Figures that a command of this repository recorded."),
         ("empty", "", ""),
     ],

@@ -1,11 +1,10 @@
-"""The tables of the results, and their first picture, are those of the records beside them."""
+"""The tables of the results are those of the records beside them."""
 
 import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import pytest
 from made_up import a_comparison, a_result
 
@@ -15,12 +14,10 @@ from layermem_bench.results.eval import Table as EvalTable
 from layermem_bench.results.files import to_json
 from layermem_bench.results.intervals import p_value, paired
 from layermem_bench.results.study import (
-    MeasuredMemory,
     MeasuredSteps,
     Metric,
     PaperNumber,
     RunRecord,
-    TriedRates,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -70,16 +67,6 @@ def test_tables_fit_on_a_page(script):
             assert header.count("|") - 1 <= 6, f"{path.name}: {header}"
 
 
-def test_the_picture_draws_what_was_recorded(script):
-    recorded = script.PICTURE.read_text(encoding="utf-8")
-    drawn = script.picture()
-    if recorded.partition("\n")[0] == f"<!-- matplotlib {matplotlib.__version__} -->":
-        assert recorded == drawn, "run python docs/results_tables.py"
-    # Other releases place text differently; what is drawn is the same.
-    (said,) = re.findall("<desc>.*</desc>", recorded)
-    assert said in drawn
-
-
 def a_question(script, **fields):
     of_made_up = {"record": "made-up", "condition": "recorded", "metric": "right answers"}
     return script.Question(asks="?", evidence="results.md", arm="lime", **{**of_made_up, **fields})
@@ -107,7 +94,7 @@ def test_a_question_is_answered_by_its_difference(script, tmp_path, ours, verdic
 
 def test_the_readme_links_to_the_same_evidence(script):
     header, *rows = script.answers_table(script.RECORDS)
-    _, *brief = script.answers_table(script.RECORDS, brief=True)
+    _, *brief = script.answers_table(script.RECORDS, brief=True, above_docs=True)
     assert len(header) <= 6 and len(brief) == 5
     above_docs = [[*cells, link.replace("](", "](docs/")] for *cells, link in rows]
     assert all(row in above_docs for row in brief)
@@ -115,7 +102,8 @@ def test_the_readme_links_to_the_same_evidence(script):
 
 def test_every_record_has_a_place(script):
     texts = "\n".join(path.read_text(encoding="utf-8") for path in script.PAGES)
-    places = {place["name"] for place in script._PLACE.finditer(texts)} - {None}
+    places = {place["name"] or "" for place in script._PLACE.finditer(texts)} - {""}
+    places = {name for joined in places for name in joined.split(" + ")}
     recorded = {path.stem for path in script.RECORDS.glob("*.json")}
     # Those of artefacts have a place in the first table.
     assert recorded == places - {path.stem for path in script.RECORDS.glob("artefacts/*.json")}
@@ -153,21 +141,6 @@ def test_verdicts_are_counted_by_artefact(script, tmp_path):
     assert rows["does not hold"] == ["0", "0", ""]
     assert rows["cannot be said at this scale"] == ["1", "", "`table7` (1 of 2; 3 seeds)"]
     assert len(rows["not run"][2].split(", ")) == len(names()) - 2
-
-
-def test_every_difference_has_a_row(script, tmp_path):
-    write(tmp_path / "table7-tiny.json", an_artefact("table7", SURE, NOISE, papers=PAPERS))
-    write(tmp_path / "fig6-small.json", an_artefact("fig6", SURE, scale="small"))
-    header, *rows = script.differences(tmp_path)
-    assert header == ["", "claim", "paper", "here", "p (Holm)", "seeds to settle it", "holds?"]
-    assert [row[0] for row in rows] == ["`fig6`, small", "`table7`, tiny", "`table7`, tiny"]
-    assert rows[1][1:4] == ["q0: lime below plain", "-0.5000", "-0.510 ± 0.025"]
-    p = 2 * p_value(paired(SURE, (0.0, 0.0, 0.0)))
-    assert rows[1][4] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
-    assert [row[6].partition(" (")[0] for row in rows[1:]] == [
-        "holds",
-        "cannot be said at this scale",
-    ]
 
 
 def test_a_counted_number_is_shown_beside_the_papers(script, tmp_path):
@@ -232,18 +205,6 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
         script.rows_of("made-up", "taste", tmp_path)
 
 
-def test_levels_are_a_table(script, tmp_path):
-    made = a_comparison(SHARES, metric="right answers", conditions=("recorded",))
-    runs = tuple(
-        replace(run, metrics={**run.metrics, f"right answers by operands: {level}": share})
-        for run in made.runs
-        for level, share in (("2", 0.5),)
-    )
-    write(tmp_path / "made-up.json", replace(made, runs=runs))
-    header, *rows = script.rows_of("made-up", "right answers by operands", tmp_path)
-    assert header == ["arm", "2"] and ["`lime`", "50.0% ± 0.0%"] in rows
-
-
 def test_runs_that_have_not_ended_are_in_no_table(script, tmp_path):
     made = a_comparison(SHARES, metric="right answers", conditions=("recorded",))
     begun = replace(made.runs[0], state="begun", metrics={})
@@ -256,71 +217,45 @@ def test_runs_that_have_not_ended_are_in_no_table(script, tmp_path):
     assert "diverged: seed 0" in page
 
 
-def test_the_choosing_seed_is_a_pair_where_one_rate_was_tried(script, tmp_path):
-    losses = {"plain": (2.0, 2.5, 2.25), "lime": (1.0, 1.75, 1.5)}
-    made = a_comparison(losses)
-    (board,) = made.boards
-    tried = tuple(
-        TriedRates(arm=arm, rates=(0.01,), losses=(loss,), chosen=0.01)
-        for arm, loss in (("plain", 2.0), ("lime", 2.5))
-    )
-    write(tmp_path / "made-up.json", replace(made, boards=(replace(board, tried=tried),)))
-    asked = "validation loss with the choosing seed"
-    header, plain, lime = script.rows_of("made-up", asked, tmp_path)
-    assert header[1] == "validation loss" and plain[0] == "`plain`"
-    pairs = paired([1.0, 1.75, 1.5, 2.5], [2.0, 2.5, 2.25, 2.0])
-    assert lime[2] == f"{pairs.mean:+.1f} ± {pairs.half:.1f}"
-    # These pairs were looked at before without it.
-    assert lime[3] == f"{min(1.0, 4 * p_value(pairs)):.3f}, within noise"
-    page = script.with_tables(f"<!-- made-up: {asked} -->\n", tmp_path)
-    assert "| `lime` | 1.69 ± 0.99" in page
-    two = replace(tried[0], rates=(0.01, 0.1), losses=(2.0, 3.0))
-    write(tmp_path / "chosen.json", replace(made, boards=(replace(board, tried=(two,)),)))
-    with pytest.raises(SystemExit, match="one rate"):
-        script.rows_of("chosen", asked, tmp_path)
-
-
-def test_boards_are_shown_under_each_condition(script, tmp_path):
+def test_conditions_stand_side_by_side(script, tmp_path):
     losses = {"plain": (2.0, 2.5, 2.25), "lime": (1.5, 1.75, 1.625)}
     made = a_comparison(losses, boards=("one", "two"), conditions=("tokens", "time"))
     one, two = made.boards
-    rates = {"plain": 0.001, "lime": 0.003}
-    steps = {"plain": 100, "lime": 80}
-    tried = tuple(
-        TriedRates(arm=arm, rates=(1e-4, 1e-3, 3e-3), losses=(3.0, 2.0, 2.0), chosen=rate)
-        for arm, rate in rates.items()
+    steps = MeasuredSteps(
+        machine="", base="", rounds=1, seconds={}, ratios={"plain": 1.0, "lime": 1.25}
     )
-    time = replace(
-        one.conditions[1],
-        arms=tuple(
-            replace(arm, rate=rates[arm.name], steps=steps[arm.name])
-            for arm in one.conditions[1].arms
-        ),
-    )
-    one = replace(
-        one,
-        conditions=(one.conditions[0], time),
-        tried=tried,
-        steps=MeasuredSteps(
-            machine="", base="", rounds=1, seconds={}, ratios={"plain": 1.0, "lime": 1.25}
-        ),
-        memory=MeasuredMemory(machine="", base="", peaks={"plain": 100, "lime": 110}),
-    )
-    write(tmp_path / "two.json", replace(made, boards=(one, two)))
-    header, lime, plain = script.rows_of("two", "one, equal training time", tmp_path)
-    shown = dict(zip(header, lime, strict=True))
-    assert (shown["arm"], shown[""]) == ("`lime`", "1")
-    assert shown["learning rate"] == "0.003 (the highest)" and shown["steps"] == "80"
-    assert (shown["validation loss"], shown["against plain"]) == ("1.62 ± 0.31", "-0.62 ± 0.31")
-    assert (shown["time"], shown["memory"]) == ("1.25", "1.10")
-    assert plain[header.index("learning rate")] == "0.001"
-    page = script.with_tables("<!-- two: two, equal tokens -->\n", tmp_path)
+    write(tmp_path / "two.json", replace(made, boards=(replace(one, steps=steps), two)))
+    header, lime, plain = script.rows_of("two", "one, all conditions", tmp_path)
+    against = "against plain, equal tokens"
+    assert header == ["arm", "validation loss", against, "equal training time", "time"]
+    p = p_value(paired(losses["lime"], losses["plain"]))
+    assert lime == ["`lime`", "1.62 ± 0.31", *[f"-0.62 ± 0.31 (p = {p:.3f})"] * 2, "1.25"]
+    assert plain == ["`plain`", "2.25 ± 0.62", "", "", "1.00"]
+    page = script.with_tables("<!-- two: two, all conditions -->\n", tmp_path)
     assert script.with_tables(page, tmp_path) == page and "| 1.25 |" not in page
-    with pytest.raises(SystemExit, match="'three, equal tokens'.*one, equal tokens"):
-        script.with_tables("<!-- two: three, equal tokens -->\n", tmp_path)
-    # Of one board the condition is its name.
+    with pytest.raises(SystemExit, match="'three, all conditions'.*one, all conditions"):
+        script.with_tables("<!-- two: three, all conditions -->\n", tmp_path)
+    # One board needs no name.
     write(tmp_path / "alone.json", replace(made, boards=(two,)))
-    assert len(script.rows_of("alone", "equal training time", tmp_path)) == 3
+    assert len(script.rows_of("alone", "all conditions", tmp_path)) == 3
+
+
+def test_several_records_are_one_table(script, tmp_path):
+    first = a_comparison(SHARES, metric="right answers", conditions=("recorded",))
+    second = {"mudd": (0.2, 0.4), "lime": (0.5, 0.8)}
+    second = a_comparison(second, metric="right answers", conditions=("recorded",))
+    write(tmp_path / "of-2-layers.json", first)
+    write(tmp_path / "of-4-layers.json", second)
+    joined = "of-2-layers + of-4-layers"
+    header, *rows = script.rows_of(joined, "right answers", tmp_path)
+    assert header == ["", "arm", "right answers", "against the first arm", "p (Holm)"]
+    assert [row[:2] for row in rows] == [
+        *(["2 layers", f"`{arm}`"] for arm in ("lime", "mudd", "plain")),
+        *(["4 layers", f"`{arm}`"] for arm in ("lime", "mudd")),
+    ]
+    page = script.with_tables(f"<!-- {joined}: right answers -->\n", tmp_path)
+    assert "| 4 layers | `lime` | 65% ± 191% | +35% ± 64% |" in page
+    assert script.with_tables(page, tmp_path) == page
 
 
 def test_evaluations_over_seeds_are_tables(script, tmp_path):

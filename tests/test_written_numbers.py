@@ -1,4 +1,4 @@
-"""Intervals written by hand in README.md and the results are those of a table or of the log."""
+"""Intervals written by hand in README.md and the results are those of a record or of the log."""
 
 import re
 from collections.abc import Iterator
@@ -6,6 +6,10 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+
+from layermem_bench.report.study import tables
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import StudyResult
 
 ROOT = Path(__file__).parents[1]
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
@@ -59,15 +63,48 @@ RESULTS = ["docs/results.md"]
 RESULTS += sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md"))
 
 
-@pytest.mark.parametrize("page", ["README.md", *RESULTS])
-def test_written_intervals_are_recorded(page):
-    tables = "\n".join(tables_and_text(read(result))[0] for result in RESULTS)
-    assert list(intervals(tables))
+RESULTS += ["docs/recipe.md"]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """Return the tables of the pages, those of the records, which have more, and the log."""
+    texts = [tables_and_text(read(page))[0] for page in RESULTS]
+    records = ROOT / "docs" / "records"
+    for path in (*records.glob("*.json"), *records.glob("artefacts/*.json")):
+        if '"kind": "study"' in path.read_text(encoding="utf-8"):
+            for table in tables(read_result(StudyResult, path)):
+                texts += [" | ".join(row) for row in table.texts()]
+    assert list(intervals("\n".join(texts)))
+    return "\n".join([*texts, *(p.read_text(encoding="utf-8") for p in ROOT.glob("docs/log/*.md"))])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", *RESULTS])
+def test_written_intervals_are_recorded(page, recorded):
     _, text = tables_and_text(read(page))
-    if page == "README.md":
+    if not page.startswith("docs/re"):
         text = read(page)
-    log = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/log/*.md"))
-    assert not unknown(text, f"{tables}\n{log}")
+    assert not unknown(text, recorded)
+
+
+def meaningless_digits(text):
+    """Return the intervals of a text that have more than two digits of their half width."""
+    return [
+        found[0]
+        for found in _INTERVAL.finditer(text)
+        for half in [found["half"].replace(",", "")]
+        if ("." in half and len(half.replace(".", "").lstrip("0")) > 2)
+        or len(half.partition(".")[2]) != len(found["mean"].partition(".")[2])
+    ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", *RESULTS])
+def test_no_interval_has_digits_without_meaning(page):
+    assert not meaningless_digits(read(page))
+    shown = (
+        "+5.35% ± 3.62%, 0.25 ± 0.4, 1,234.5 ± 6.7, +0.020 ± 0.058, 40% ± 127%, 0.0079 +- 0.00581"
+    )
+    assert len(meaningless_digits(shown)) == 3
 
 
 def test_an_interval_that_is_in_no_table_is_seen():

@@ -22,7 +22,7 @@ def test_the_page_has_the_tables_of_its_command():
 
 def test_the_command_prints_whole_names_at_80_columns(monkeypatch, capsys):
     # Its file is looked up at each print, so that what is printed is caught.
-    narrow = Console(width=80)
+    narrow = Console(width=80, force_terminal=True, color_system=None)
     for module in ("screen", "plan"):
         monkeypatch.setattr(f"layermem_bench.cli.{module}.screen", lambda: narrow)
     cli.main(["costs", "paper-1b-gqa", "--gpus", "1", "--device", "rtx4090"])

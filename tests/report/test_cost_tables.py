@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from recorded import a_point as point
 
-from layermem_bench.report import cost_tables, figures
+from layermem_bench.report import cost_tables
 from layermem_bench.report.numbers import in_bytes, with_unit
 from layermem_bench.results.costs import Costs, Measurement
 
@@ -30,13 +30,6 @@ def test_curves_are_of_what_each_costs_more_than_the_first():
     ((name, (across, up)), (other, (_, twice))) = found["FLOPs of a forward by layers"].items()
     assert (name, other, across) == ("a", "b", [2, 4, 8])
     assert up == pytest.approx([0.02, 0.04, 0.08]) and twice == pytest.approx([0.04, 0.08, 0.16])
-
-
-def test_a_variant_has_the_style_of_its_place():
-    ((plot, _),) = cost_tables.drawings([point(2), point(4)])
-    axes = Figure().add_subplot()
-    plot(axes)
-    assert [line.get_color() for line in axes.lines] == [style[0] for style in figures.STYLES[1:3]]
 
 
 def test_lines_are_told_apart_by_what_else_differs():

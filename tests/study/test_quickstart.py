@@ -57,6 +57,10 @@ def test_it_trains_prints_and_writes_a_page(done):
     assert text.count("<svg") == 8
     assert not re.search(r'(src|href)="?(https?:)?//', text), "the page asks the network"
     assert len(text) < 1_000_000
+    (lead,) = re.findall(r'<p class="lead">(.*?)</p>', text)
+    assert len(re.findall(r"\.(?= [A-Z]|$)", lead)) == 4
+    last = re.findall(r"<pre>(.*?)</pre>", text)[-3:]
+    assert last == [quickstart.ACTIVATE, *quickstart.FURTHER]
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
 

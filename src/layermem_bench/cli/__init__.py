@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
-        sys.exit(f"layermem: {_in_one_line(error)} (LAYERMEM_DEBUG=1 shows where)")
+        hint = "" if _is_told(error) else " (LAYERMEM_DEBUG=1 shows all of it)"
+        sys.exit(f"layermem: {_in_one_line(error)}{hint}")
     except KeyboardInterrupt:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
@@ -159,11 +160,16 @@ def _in_one_line(error: Exception) -> str:
     # The message of a config's own check is the cause of the error that is raised.
     cause = error.__cause__ if isinstance(error, of_configs) else None
     text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
-    if not text or not isinstance(error, _TOLD_ERRORS + of_configs):
+    if not text or not _is_told(error):
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = type(error).__name__ + ": " * bool(text)
         text = f"{kind}{text} in {Path(place.filename).name}, line {place.lineno}"
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
+
+
+def _is_told(error: Exception) -> bool:
+    """Return whether an error says by itself what is wrong and how to mend it."""
+    return bool(str(error)) and isinstance(error, _TOLD_ERRORS + _model_config_errors())
 
 
 def _model_config_errors() -> tuple[type[Exception], ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem.models.number_ranges import at_least, between, number
-from layermem_bench.cli.screen import format_plainly, screen, show
+from layermem_bench.cli.screen import bars, format_plainly, screen, show
 
 if TYPE_CHECKING:
     from layermem_bench.efficiency.run_costs import RunCost
@@ -143,16 +143,13 @@ def _variant_names() -> list[str]:
 
 def _measured_presets(costs: Mapping[str, "RunCost"]) -> "Table":
     """Return a table of the time and memory of each preset, measured while a bar shows progress."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from layermem_bench.efficiency.measuring import describe_machine, device_and_precision
     from layermem_bench.efficiency.run_costs import measure_runs
     from layermem_bench.report.numbers import format_duration, in_bytes
     from layermem_bench.report.page import Table
 
     rows = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with bars() as progress:
         bar = progress.add_task("measuring", total=len(costs))
         for (name, cost), measured in zip(
             costs.items(), measure_runs([*costs.values()]), strict=True

@@ -14,7 +14,7 @@ import tyro
 
 from layermem.generation.prompts import GenerationSettings
 from layermem.models.number_ranges import at_least, number
-from layermem_bench.cli.screen import screen
+from layermem_bench.cli.screen import bars, screen
 
 if TYPE_CHECKING:
     from layermem.generation.generation import TextGenerator
@@ -346,8 +346,6 @@ def _to_file(
     groups: "Sequence[Sequence[Prompt]]",
     output: "OutputFile",
 ) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
 
     from layermem_bench.evals.continued_prompts import continue_all
 
@@ -360,7 +358,7 @@ def _to_file(
     if done:
         logger.info("going on with %s: %d of %d prompts are done", output.part, done, total)
     generator = load()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with bars() as progress:
         bar = progress.add_task("generating", total=total, completed=done)
         continue_all(generator, groups, output, lambda count: progress.advance(bar, count))
     logger.info("wrote %s: %d prompts", output.path, total)

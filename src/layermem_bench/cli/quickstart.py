@@ -56,7 +56,7 @@ def quickstart(options: Quickstart, command: str) -> None:
     program, activate = how_to_call(), Path(sys.executable).with_name("activate")
     logger.info("to go on: %s", page.FURTHER[0].replace("layermem", program, 1))
     if program != "layermem" and activate.exists():
-        logger.info("after `source %s` the command is layermem", _from_here(activate))
+        logger.info("after `. %s` the command is layermem", _from_here(activate))
 
 
 def how_to_call() -> str:

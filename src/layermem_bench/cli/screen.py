@@ -1,13 +1,17 @@
 """Where commands print, how tables and values look there, and where pages go."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
     from layermem_bench.config.run import Run
     from layermem_bench.report.page import Page, Section, Table
@@ -15,8 +19,14 @@ if TYPE_CHECKING:
     from layermem_bench.study.estimates import Estimate
 
 logger = logging.getLogger(__name__)
-# Characters of a name that a table leaves on one line.
+# Characters of a name that a table leaves on one line, and of another cell.
 _LONGEST_NAME = 40
+_LONGEST_CELL = 30
+# Characters of a line of a header.
+_SHORT_LINE = 10
+# Characters that a column of longer texts is wrapped to at least.
+_SHORTEST_TEXT = 24
+_NUMBER = re.compile(r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?( ± \d[\d.,]*%?)?")
 
 
 def screen() -> "Console":
@@ -28,48 +38,106 @@ def screen() -> "Console":
 
 
 @contextmanager
+def bars(*columns: "ProgressColumn") -> "Iterator[Progress]":
+    """Show bars on standard error until the end, below what is logged meanwhile."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from layermem_bench.train.progress import logs_above
+
+    before = sys.stderr
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    with shown, logs_above(before):
+        yield shown
+
+
+@contextmanager
 def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], None]]:
     """Show on standard error what a command is doing, ``first`` at the beginning.
 
     What is yielded is called with what is being done now, how much is done, and of how much, where
     that is known. Transformers shows no bars of its own meanwhile.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(first, total=None)
+    with bars(*columns) as shown:
+        bar = shown.add_task(first, total=None)
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:
-            bars.update(bar, description=what, completed=done, total=total)
+            shown.update(bar, description=what, completed=done, total=total)
 
         yield tell
 
 
 def show(table: "Table") -> None:
-    """Print a page's table."""
+    """Print a page's table, in a terminal without the columns that it has no room for.
+
+    Names and numbers stay whole; long texts are wrapped. A name that is longer than a line is
+    broken over lines: cut, two arms could look alike.
+    """
     from rich.markup import escape
-    from rich.table import Column
     from rich.table import Table as RichTable
 
-    # The column of names, after that of ranks, stays whole where it can: other columns are wrapped.
-    # A longer name is broken over lines: cut, two arms could look alike.
-    rows, names = table.texts(), int(not table.header[0])
-    is_short = all(len(row[names]) <= _LONGEST_NAME for row in rows)
-    columns = (
-        Column(escape(header), overflow="fold", no_wrap=is_short and place == names)
-        for place, header in enumerate(table.header)
-    )
-    printed = RichTable(*columns, box=None)
+    console, rows = screen(), table.texts()
+    names = int(not table.header[0])
+    columns = dict(enumerate(zip(*([table.header, *rows]), strict=True)))
+    room = {place: _room(column, place == names) for place, column in columns.items()}
+    if not console.is_terminal:
+        console.width = max(console.width, sum(room.values()))
+    left_out = _without_room(table, room, console.width)
+    printed = RichTable(box=None)
+    for place, (header, *cells) in columns.items():
+        if place not in left_out:
+            longest = max(map(len, cells), default=0)
+            printed.add_column(
+                escape(_header(header, cells)),
+                overflow="fold",
+                no_wrap=longest <= (_LONGEST_NAME if place == names else _LONGEST_CELL),
+                justify="right" if _are_numbers(cells) else "left",
+            )
     for row in rows:
-        printed.add_row(*map(escape, row))
-    console = screen()
+        printed.add_row(*(escape(cell) for i, cell in enumerate(row) if i not in left_out))
     console.print(printed)
-    if table.caption:
-        console.print(table.caption, markup=False, highlight=False)
+    told = ", ".join(" ".join(table.header[place].split()) for place in sorted(left_out))
+    for line in (f"No room here for: {told}." * bool(told), table.caption):
+        if line:
+            console.print(line, markup=False, highlight=False)
+
+
+def _without_room(table: "Table", room: Mapping[int, int], width: int) -> set[int]:
+    """Return the places of columns without which a table fits: those that it can miss, then those
+    at the right. Names and a column beside them stay."""
+    names, header = int(not table.header[0]), list(table.header)
+    order = [header.index(name) for name in table.least if name in header]
+    order += [place for place in reversed(range(names + 1, len(header))) if place not in order]
+    left_out: set[int] = set()
+    for place in order[:-1]:
+        if sum(each for i, each in room.items() if i not in left_out) > width:
+            left_out.add(place)
+    return left_out
+
+
+def _room(column: Sequence[str], has_names: bool) -> int:
+    """Return the characters that a column needs at least, with those between columns."""
+    header, *cells = column
+    longest = max(map(len, cells), default=0)
+    limit = _LONGEST_NAME if has_names else _LONGEST_CELL
+    lines = _header(header, cells).splitlines()
+    return 2 + max(longest if longest <= limit else _SHORTEST_TEXT, *map(len, lines), 0)
+
+
+def _header(header: str, cells: Sequence[str]) -> str:
+    """Return a header in short lines, or in lines as wide as its cells."""
+    widths = [*map(len, cells), *map(len, header.split()), _SHORT_LINE]
+    return textwrap.fill(header, max(widths), break_long_words=False, break_on_hyphens=False)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Return whether all cells that are not empty are numbers, with units and intervals."""
+    return any(cells) and all(_NUMBER.fullmatch(cell) for cell in cells if cell)
 
 
 def write(page: "Page", folder: Path) -> None:

@@ -169,21 +169,18 @@ def _plot(
         key for key in ("preset", other) if len({getattr(point, key) for point in points}) > 1
     ]
     lines: dict[str, tuple[list[float], list[float]]] = {}
-    styles: dict[str, int] = {}
     for point in sorted(points, key=lambda point: float(getattr(point, axis))):
         numbers = numbers_of(point)
         first, *others = numbers
         values = ((key, getattr(point, key)) for key in in_label)
         parts = [f"{value}" if key == "preset" else f"{key} {value}" for key, value in values]
-        for i, name in enumerate(others, 1):
+        for name in others:
             label = ", ".join([name, *parts])
-            # The first arm's style is its own, though it is not drawn.
-            styles.setdefault(label, len(styles) if in_label else i)
             x, y = lines.setdefault(label, ([], []))
             x.append(getattr(point, axis))
             y.append(numbers[name] / numbers[first] - 1)
     up = f"{quantity}, more than {first}"
-    return figures.curves(lines, across=axis, up=up, scale="percent", styles=styles)
+    return figures.curves(lines, across=axis, up=up, scale="percent")
 
 
 def _flops(point: CostPoint) -> dict[str, float]:

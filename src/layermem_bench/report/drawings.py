@@ -86,7 +86,7 @@ def _curve(
     without = [arm for arm in of_arms if arm not in series]
     note += f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
     note += f" Nothing is recorded of: {', '.join(without)}." if without else ""
-    styles = {arm: i for i, arm in enumerate(of_arms)}
+    styles = figures.styles_of(of_arms)
     plot = figures.curves(
         series, across=_ACROSS[across], up=up, scale=scale, bands=bands, styles=styles
     )
@@ -202,11 +202,15 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     names = [name for name, _, _ in read]
     # Runs of one name (they differ in a learning rate, or in their data) show their folder too.
     folders = unique_names([path.resolve().parts for path in runs])
+    labels = [
+        f"{name} ({folder})" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    styles = figures.styles_of(labels)
 
     def plot(axes: Axes) -> None:
-        for i, ((name, state, rows), folder) in enumerate(zip(read, folders, strict=True)):
-            label = f"{name} ({folder})" if names.count(name) > 1 else name
-            colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
+        for label, (_, state, rows) in zip(labels, read, strict=True):
+            colour, dashes, _ = figures.STYLES[styles[label]]
             trained, validated = (
                 [(row["tokens"], row[key]) for row in rows if key in row]
                 for key in ("loss", "val_loss")
@@ -218,6 +222,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
             else:
                 axes.plot([], [], color=colour, label=f"{label}{state}")
         axes.set(xlabel="tokens", ylabel="loss (thin: training)")
+        figures.count_across(axes)
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
 

@@ -5,15 +5,17 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
+from xml.sax.saxutils import escape
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from layermem_bench.results.intervals import Interval
 
@@ -27,6 +29,19 @@ STYLES = (
     ("#7a8594", "--", "P"),
     ("#0f9aa7", "-.", "X"),
     ("#a37f1c", ":", "*"),
+    ("#5566cc", "-", "<"),
+    ("#8fae1b", "--", ">"),
+    ("#a0522d", "-.", "p"),
+    ("#d0475a", ":", "h"),
+    ("#4fa3d9", "-", "d"),
+    ("#6b8e6b", "--", "H"),
+    ("#c98bd6", "-.", "8"),
+)
+# What variants are drawn in, in this order of the styles, wherever they are drawn.
+_VARIANTS = (
+    *("plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections", "denseformer"),
+    *("attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention", "mhc"),
+    "lime_hidden",
 )
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name to the x and y values of its line, or to the lower and upper edge of its band."""
@@ -34,20 +49,44 @@ Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
 Scale = Literal["number", "share", "percent"]
 """Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
+# Plots in a row of a file.
+_ACROSS = 3
 # Characters of a line of a label at the left.
 _LABEL = 44
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
-_INK = "#010203"
+INK = "#010203"
+_GROUNDS = (
+    "<style>svg{background:#ffffff;color:#1a2b3c}"
+    "@media(prefers-color-scheme:dark){svg{background:#1e2129;color:#dde3ea}}</style>"
+)
 _RC = {
     "svg.hashsalt": "layermem",
     "svg.fonttype": "none",
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "font.size": 10,
 }
+
+
+def styles_of(names: Iterable[str]) -> dict[str, int]:
+    """Return the index of each name's style: a variant has one wherever it is drawn.
+
+    It goes to the name that is the variant's own, else to the first that begins with it
+    ("lime:router=last"). All other names share what is left, the styles of rare variants first.
+    """
+    names = list(dict.fromkeys(names))
+    taken: dict[str, int] = {}
+    for name in sorted(names, key=lambda name: name.lower() not in _VARIANTS):
+        variant = re.split(r"[^a-z_]", name.lower())[0]
+        if variant in _VARIANTS and _VARIANTS.index(variant) not in taken.values():
+            taken[name] = _VARIANTS.index(variant)
+    free = [i for i in (*range(4, len(STYLES)), *range(4)) if i not in taken.values()]
+    others = [name for name in names if name not in taken]
+    taken |= {name: (free or [0])[i % max(1, len(free))] for i, name in enumerate(others)}
+    return {name: taken[name] for name in names}
 
 
 def drawing(plot: Plot, size: tuple[float, float] = (6.0, 3.4), *, spines: bool = False) -> str:
@@ -58,10 +97,14 @@ def drawing(plot: Plot, size: tuple[float, float] = (6.0, 3.4), *, spines: bool 
         plot(axes)
         if not spines:
             axes.spines[["top", "right"]].set_visible(False)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return _in_ink_of_the_page(figure)
+
+
+def _in_ink_of_the_page(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # A prefix keeps the ids of several figures on one page apart.
     prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
@@ -76,15 +119,30 @@ def check(path: Path) -> None:
 
 
 def save(plots: Sequence[Plot], path: Path, size: tuple[float, float] = (3.4, 3.1)) -> None:
-    """Draw side by side into a file, whose suffix (svg, png, pdf) decides the format."""
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
-    ):
-        figure = Figure(figsize=(size[0] * len(plots), size[1]), layout="constrained")
-        for axes, plot in zip(np.atleast_1d(figure.subplots(1, len(plots))), plots, strict=True):
-            plot(axes)
+    """Draw into a file, a few in a row; its suffix (svg, png, pdf) decides the format."""
+    is_svg = path.suffix == ".svg"
+    with matplotlib.rc_context({**(_RC if is_svg else {}), "font.size": 9}):
+        across = min(len(plots), _ACROSS)
+        down = -(-len(plots) // across)
+        figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
+        for place, plot in enumerate(plots, 1):
+            plot(figure.add_subplot(down, across, place))
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        if is_svg:
+            path.write_text(on_own_ground(_in_ink_of_the_page(figure)), encoding="utf-8")
+        else:
+            figure.savefig(path)
+
+
+def on_own_ground(svg: str, title: str = "", description: str = "") -> str:
+    """Return an SVG for a file of its own, with a ground for light and one for dark.
+
+    It begins with the version of matplotlib that drew it, whose releases place text differently.
+    """
+    about = f"<title>{escape(title)}</title>" if title else ""
+    about += f"<desc>{escape(description)}</desc>" if description else ""
+    start, _, rest = svg.partition(">")
+    return f"<!-- matplotlib {matplotlib.__version__} -->\n{start}>{about}{_GROUNDS}{rest}"
 
 
 def curves(
@@ -98,18 +156,27 @@ def curves(
 ) -> Plot:
     """Return a plot of one line for each name, in its band.
 
-    ``across`` and ``up`` label the axes; ``styles``: name to the index of its style, else in order.
+    ``across`` and ``up`` label the axes; ``styles``: name to the index of its style, else
+    ``styles_of`` them. Places across that double are drawn equally far apart.
     """
+    index = styles_of(series) if styles is None else styles
+    places = sorted({at for across, _ in series.values() for at in across if at > 0})
+    doubles = len(places) > 2 and all(b >= 2 * a for a, b in pairwise(places))
 
     def plot(axes: Axes) -> None:
-        for i, (name, (x, y)) in enumerate(series.items()):
-            colour, dashes, marker = STYLES[(styles or {}).get(name, i) % len(STYLES)]
+        for name, (x, y) in series.items():
+            colour, dashes, marker = STYLES[index[name]]
             axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
             axes.lines[-1].set_label(_escape_label(name))
             if bands is not None:
                 axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
         axes.set(xlabel=across, ylabel=_escape_label(up))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if doubles:
+            # Below 1 it is linear: places may begin at 0.
+            axes.set_xscale("symlog", base=2, linthresh=1)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        else:
+            count_across(axes)
         if scale != "number":
             _label_in_percent(axes, from_0_to_100=scale == "share")
         axes.legend(frameon=False)
@@ -117,15 +184,24 @@ def curves(
     return plot
 
 
+def count_across(axes: Axes) -> None:
+    """Label the x axis with a few whole numbers, large ones with their unit (20k)."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    if axes.get_xlim()[1] >= 10_000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
 def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
     """Return an SVG of shares with intervals (low, middle, high) and a line at ``chance``."""
 
+    styles = styles_of(values)
+
     def draw(axes: Axes) -> None:
-        for i, (low, middle, high) in enumerate(values.values()):
-            colour, _, _ = STYLES[i % len(STYLES)]
+        for i, (name, (low, middle, high)) in enumerate(values.items()):
+            colour, _, _ = STYLES[styles[name]]
             axes.bar(i, middle, 0.6, color=colour, alpha=0.75)
-            axes.errorbar(i, middle, [[middle - low], [high - middle]], color=_INK, capsize=5)
-        axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
+            axes.errorbar(i, middle, [[middle - low], [high - middle]], color=INK, capsize=5)
+        axes.axhline(chance, color=INK, linewidth=0.8, linestyle=":")
         axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
         names = [_escape_label(name).replace(":", ":\n") for name in values]
         axes.set_xticks(range(len(names)), names)
@@ -147,22 +223,23 @@ def grouped_bars(
     ``marks``: group and name to a number beside it; ``chances``: group to what a guess comes to.
     """
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    styles = styles_of(names)
     width = 0.8 / max(1, len(names))
 
     def draw(axes: Axes) -> None:
         for i, (group, values) in enumerate(groups.items()):
             for name, (low, middle, high) in values.items():
                 at = i + width * (names.index(name) - (len(names) - 1) / 2)
-                colour = STYLES[names.index(name) % len(STYLES)][0]
+                colour = STYLES[styles[name]][0]
                 axes.bar(at, middle, 0.9 * width, color=colour, alpha=0.75)
                 errors = [[middle - low], [high - middle]]
-                axes.errorbar(at, middle, errors, color=_INK, capsize=2, linewidth=0.8)
+                axes.errorbar(at, middle, errors, color=INK, capsize=2, linewidth=0.8)
                 if (group, name) in marks:
-                    axes.plot(at, marks[group, name], marker="D", markersize=4, color=_INK)
+                    axes.plot(at, marks[group, name], marker="D", markersize=4, color=INK)
             if (chance := chances.get(group)) is not None:
-                axes.hlines(chance, i - 0.45, i + 0.45, color=_INK, linewidth=0.8, linestyle=":")
-        for i, name in enumerate(names):
-            axes.bar(0, 0, color=STYLES[i % len(STYLES)][0], label=_escape_label(name))
+                axes.hlines(chance, i - 0.45, i + 0.45, color=INK, linewidth=0.8, linestyle=":")
+        for name in names:
+            axes.bar(0, 0, color=STYLES[styles[name]][0], label=_escape_label(name))
         axes.set_xticks(range(len(groups)), [_escape_label(textwrap.fill(g, 12)) for g in groups])
         axes.tick_params(axis="x", labelsize=7, rotation=30 if len(groups) > 4 else 0)
         axes.set_ylabel(up)
@@ -172,19 +249,30 @@ def grouped_bars(
     return drawing(draw, (6.0, 3.4))
 
 
-def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
-    """Return an SVG of differences with their intervals, one below the other, and a line at 0."""
+def forest(
+    differences: Mapping[str, Interval],
+    *,
+    is_share: bool,
+    across: str,
+    styles: Mapping[str, int] | None = None,
+) -> str:
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
+
+    ``styles``: name to the index of its style, else ``styles_of`` them.
+    """
+    places = styles_of(differences) if styles is None else styles
 
     def draw(axes: Axes) -> None:
-        for i, each in enumerate(differences.values()):
+        for i, (name, each) in enumerate(differences.items()):
             # The interval of a single pair is infinite.
             half = each.half if math.isfinite(each.half) else None
-            colour, _, marker = STYLES[i % len(STYLES)]
+            colour, _, marker = STYLES[places[name]]
             axes.errorbar(each.mean, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
-        axes.axvline(0, color=_INK, linewidth=0.8, linestyle=":")
+        axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
         names = [_escape_label(textwrap.fill(name, _LABEL)) for name in differences]
         axes.set_yticks([-i for i in range(len(names))], names, fontsize=8)
         axes.set(xlabel=_escape_label(across), ylim=(0.6 - len(names), 0.6))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
 
@@ -195,9 +283,15 @@ def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) 
 def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: str) -> str:
     """Return an SVG of named values with intervals at places across."""
 
+    styles = styles_of(points)
+    room = 0.02 * max(x for x, _ in points.values())
+
     def draw(axes: Axes) -> None:
-        for i, (name, (x, value)) in enumerate(points.items()):
-            colour, _, marker = STYLES[i % len(STYLES)]
+        for name, (x, value) in points.items():
+            # Points of one place stand side by side.
+            beside = [other for other, (place, _) in points.items() if place == x]
+            x += room * (beside.index(name) - (len(beside) - 1) / 2)
+            colour, _, marker = STYLES[styles[name]]
             # The interval of a single seed is infinite.
             half = value.half if math.isfinite(value.half) else None
             label = _escape_label(name)

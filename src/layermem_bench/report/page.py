@@ -51,6 +51,8 @@ class Table:
     """What it shows, and where its numbers come from."""
     marks: Sequence[str] = ()
     """Of each row, what links to it are called; empty: nothing leads here."""
+    least: Sequence[str] = ()
+    """Columns that a narrow screen leaves out first, in this order; then those at the right."""
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[Cell]], caption: str = "") -> "Table":

@@ -265,7 +265,7 @@ def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Sect
         return [_no_analysis(result)]
     styles: dict[str, int] = {}
     for board in result.boards:
-        places = {arm.name: place for place, arm in enumerate(board.conditions[0].arms)}
+        places = figures.styles_of(arm.name for arm in board.conditions[0].arms)
         styles |= {run.run_id: places[run.arm] for run in result.runs if run.arm in places}
     marks = {run.run_id: study_tables.run_mark(run) for run in result.runs}
     words = [", ".join(each.options.words or ()) for each in analyses]

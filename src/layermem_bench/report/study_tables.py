@@ -1,6 +1,7 @@
 """Tables of a study: arms side by side, levels, shapes, rates, costs, runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from layermem_bench.report.numbers import (
     format_interval,
@@ -86,6 +87,8 @@ def arms_table(
     if len(lines) < 3:
         # It is the difference from the first.
         dropped.add("against the best")
+    if not any(line.pairs_to_settle for line in lines):
+        dropped.add("seeds to settle it")
     columns = {n: c for n, c in columns.items() if any(c) and n not in dropped}
     caption = "" if narrow else " ".join(filter(None, (_HOW[condition.name], INTERVALS)))
     caption += _BEST if "against the best" in columns else ""
@@ -95,7 +98,8 @@ def arms_table(
     caption += looks_note(condition.looks)
     prices = " and ".join(name for name in ("time", "memory") if name in columns)
     caption += f" {prices.capitalize()} of a step: over the first arm's." if prices else ""
-    return Table.of_columns(columns, caption.strip())
+    made = Table.of_columns(columns, caption.strip())
+    return replace(made, least=("memory", "time", "parameters", "steps", "learning rate"))
 
 
 def title_of(board: Board, condition: Condition) -> str:

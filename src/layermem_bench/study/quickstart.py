@@ -28,19 +28,20 @@ FURTHER = (
     "layermem study aet-6 --variants plain,lime --rates 3e-3 1e-2 --seeds 2 --jobs 2",
 )
 """Commands that go on from here."""
+ACTIVATE = ". .venv/bin/activate"
+"""What puts the command layermem on the path, where `make quickstart` has installed it."""
 _BACKGROUND = (
-    "The learning rate is the paper's. One seed is a demonstration, no evidence. The paper finds "
-    "both alike at 4 operands after 200 epochs, and a lasting gap at 5 and 6. docs/results.md has "
-    "seeds, intervals, and rates chosen for each: with these, both solve 6 operands here."
+    "One seed at the paper's learning rate is a demonstration, no evidence: docs/results.md has "
+    "seeds, intervals and a rate chosen for each, with which both solve 6 operands."
 )
-_LEAD = (
-    "A plain decoder and LIMe, 4 layers of width 32, learn to solve expressions step by step, with "
-    "the same seed, data, order and shared first weights."
+_BEGINNING = (
+    "A plain decoder and LIMe, 4 layers of width 32, learnt to solve expressions step by step, "
+    "with the same seed, data, order and shared first weights."
 )
 _SAID = {
-    "lime": "on this seed LIMe has learnt faster",
-    "plain": "on this seed the plain decoder has learnt faster",
-    None: "their intervals overlap, so that neither is seen ahead",
+    "lime": "On this seed LIMe has learnt faster.",
+    "plain": "On this seed the plain decoder has learnt faster.",
+    None: "Their intervals overlap, so that neither is seen ahead.",
 }
 _FAULTS = {
     "value": "a wrong result",
@@ -94,12 +95,15 @@ def ahead(plain: Solved, lime: Solved) -> str | None:
 
 
 def sentence(result: StudyResult) -> str:
-    """Say what the figures show, and what they do not."""
+    """Say in four sentences what the figures show, and what they do not."""
     runs = _runs(result)
     solved = {variant: each for variant, (_, each) in runs.items()}
     shares = " and ".join(f"{NAMES[v]} {each.accuracy:.1%}" for v, each in solved.items())
-    steps = f"{runs['lime'][0].steps:,} steps"
-    return f"Right answers after {steps}: {shares}; {_SAID[ahead(**solved)]}. {_BACKGROUND}"
+    guess = f"a guess is worth {solved['lime'].chance:.1%}"
+    return (
+        f"{_BEGINNING} After {runs['lime'][0].steps:,} steps right answers are {shares}; {guess}. "
+        f"{_SAID[ahead(**solved)]} {_BACKGROUND}"
+    )
 
 
 def build(result: StudyResult) -> Page:
@@ -107,10 +111,11 @@ def build(result: StudyResult) -> Page:
     further = [
         _reading(_runs(result)["lime"][0]),
         *attempt_sections(result),
-        Section(title="Further", commands=FURTHER),
     ]
     page = report.build(result, further)
-    return replace(page, lead=_LEAD, sections=[_solving(result), *page.sections])
+    last = Section(title="Further", commands=[ACTIVATE, *FURTHER])
+    sections = [_solving(result), *page.sections, last]
+    return replace(page, lead=sentence(result), sections=sections)
 
 
 def _runs(result: StudyResult) -> dict[str, tuple[RunRecord, Solved]]:
@@ -136,7 +141,6 @@ def _solving(result: StudyResult) -> Section:
     )
     return Section(
         title=f"{solved.count:,} expressions that neither has seen",
-        paragraphs=[sentence(result)],
         tables=[table(result)],
         figures=[bars],
     )

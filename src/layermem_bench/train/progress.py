@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -44,24 +44,18 @@ class _Display:
         columns = (*columns, TimeRemainingColumn())
         self.bars = Progress(*columns, console=self.console, disable=not self.is_shown)
         self._seconds, self._last_line = seconds, last_line
-        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._until_the_end = ExitStack()
 
     def start(self) -> None:
         """Show bars, if this is a terminal."""
         if self.is_shown:
             before = sys.stderr
-            self.bars.start()
-            # Rich has put a stream of its own in place of stderr, which writes above the bars. What
-            # loggers hold is the one before.
-            handlers = [h for h in _stream_handlers() if h.stream is before]
-            self._moved = [(handler, handler.setStream(sys.stderr)) for handler in handlers]
+            self._until_the_end.enter_context(self.bars)
+            self._until_the_end.enter_context(logs_above(before))
 
     def stop(self) -> None:
         """Stop the bars and restore the terminal."""
-        if self.is_shown:
-            self.bars.stop()
-        for handler, stream in self._moved:
-            handler.setStream(stream)
+        self._until_the_end.close()
 
     def write_line(self, write: Callable[[], None], *, now: bool = False) -> None:
         """Call ``write`` if the last line is long enough ago, or ``now``."""
@@ -70,11 +64,23 @@ class _Display:
             write()
 
 
-def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Return the handlers of all loggers, libraries' too, that write to a stream."""
+@contextmanager
+def logs_above(before: Any) -> Iterator[None]:
+    """Have loggers write above the bars of Rich, which a line of theirs would be wiped with.
+
+    Rich has put a stream of its own in place of stderr, and loggers hold the one ``before``.
+    """
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = {h: None for logger in loggers for h in getattr(logger, "handlers", ())}
-    return [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+    streams = [h for h in handlers if isinstance(h, logging.StreamHandler)]
+    moved = [h for h in streams if h.stream is before is not sys.stderr]
+    for handler in moved:
+        handler.setStream(sys.stderr)
+    try:
+        yield
+    finally:
+        for handler in moved:
+            handler.setStream(before)
 
 
 class RunProgress(TrainerCallback):
