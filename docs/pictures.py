@@ -377,10 +377,10 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     ),
     "results/retrofit.svg": partial(
         forest,
-        "Differences in validation loss in a small pretrained decoder, with 95% intervals",
+        "Differences in validation loss from plain continued training, with 95% intervals",
         (
-            Part(record="retrofit-stories260K", condition="tokens", said="equal tokens"),
-            Part(record="retrofit-stories260K", condition="time", said="equal training time"),
+            Part(record="retrofit-smollm2", said="SmolLM2, {arm}"),
+            Part(record="retrofit-stories260K", condition="tokens", said="stories, {arm}"),
         ),
     ),
     "results/encoders.svg": partial(

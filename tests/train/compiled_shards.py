@@ -1,5 +1,6 @@
-"""What two processes do for a test: a sharded, compiled run with more layers than dynamo keeps
-versions of one code. Started with the variables of torchrun: compiled_shards.py FOLDER
+"""What two processes do for a test: a compiled run that is sharded, of more than eight layers.
+
+Started with the variables of torchrun: compiled_shards.py FOLDER
 """
 
 import functools
@@ -20,7 +21,7 @@ SEEN = []
 
 
 def count_versions(self, *args, step=ShardedTrainer.training_step, **kwargs):
-    """Take a step, and note how many graphs, breaks and frames left uncompiled there are."""
+    """Take a step, and note how many graphs, breaks and what is left uncompiled there are."""
     loss = step(self, *args, **kwargs)
     frames = counters["frames"]
     SEEN.append(

@@ -75,6 +75,7 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
 def show(table: "Table") -> None:
     """Print a page's table, in a terminal without the columns that it has no room for.
 
+    Elsewhere, as in a pipe, it is as wide as it needs.
     Names and numbers stay whole; long texts are wrapped. A name that is longer than a line is
     broken over lines: cut, two arms could look alike.
     """
@@ -84,8 +85,9 @@ def show(table: "Table") -> None:
     console, rows = screen(), table.texts()
     names = int(not table.header[0])
     columns = dict(enumerate(zip(*([table.header, *rows]), strict=True)))
-    room = {place: _room(column, place == names) for place, column in columns.items()}
-    if not console.is_terminal:
+    wraps = console.is_terminal
+    room = {i: _room(column, i == names, wraps=wraps) for i, column in columns.items()}
+    if not wraps:
         console.width = max(console.width, sum(room.values()))
     left_out = _without_room(table, room, console.width)
     printed = RichTable(box=None)
@@ -93,7 +95,7 @@ def show(table: "Table") -> None:
         if place not in left_out:
             longest = max(map(len, cells), default=0)
             printed.add_column(
-                escape(_header(header, cells)),
+                escape(_header(header, cells) if wraps else header),
                 overflow="fold",
                 no_wrap=longest <= (_LONGEST_NAME if place == names else _LONGEST_CELL),
                 justify="right" if _are_numbers(cells) else "left",
@@ -120,12 +122,12 @@ def _without_room(table: "Table", room: Mapping[int, int], width: int) -> set[in
     return left_out
 
 
-def _room(column: Sequence[str], has_names: bool) -> int:
+def _room(column: Sequence[str], has_names: bool, *, wraps: bool) -> int:
     """Return the characters that a column needs at least, with those between columns."""
     header, *cells = column
     longest = max(map(len, cells), default=0)
     limit = _LONGEST_NAME if has_names else _LONGEST_CELL
-    lines = _header(header, cells).splitlines()
+    lines = _header(header, cells).splitlines() if wraps else [header]
     return 2 + max(longest if longest <= limit else _SHORTEST_TEXT, *map(len, lines), 0)
 
 
