@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -82,3 +83,9 @@ def test_places_that_double_are_equally_far_apart():
     assert {"0", "1", "2", "4", "8", "16"} >= set(labels(axes)) >= {"1", "4", "16"}
     x = [axes.transData.transform((place, 1))[0] for place in (2, 4, 8, 16)]
     assert x[1] - x[0] == pytest.approx(x[2] - x[1]) == pytest.approx(x[3] - x[2])
+
+
+@pytest.mark.parametrize("layers", [2, 12, 13, 30, 128])
+def test_layers_of_a_map_have_room(layers):
+    shown = labels(axes_of(figures.triangle(np.eye(layers), across="source layer", up="layer")))
+    assert shown[0] == "0" and min(layers, 7) <= len(shown) <= 12

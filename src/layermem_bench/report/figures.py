@@ -53,6 +53,8 @@ Scale = Literal["number", "share", "percent"]
 _ACROSS = 3
 # Characters of a line of a label at the left.
 _LABEL = 44
+# Layers that are named at a side of a map.
+_MOST_TICKS = 12
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 INK = "#010203"
 _GROUNDS = (
@@ -327,7 +329,7 @@ def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
         axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.set(xlabel=across, ylabel=up)
         for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
-            axis.set_ticks(range(0, size, max(1, size // 16)))
+            axis.set_ticks(range(0, size, -(-size // _MOST_TICKS)))
 
     return drawing(draw, (4.2, 3.2), spines=True)
 
@@ -363,7 +365,7 @@ def triangle(matrix: np.ndarray, *, across: str, up: str) -> Plot:
             # A colour that contrasts with the cell, whatever the page's colour is.
             colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
             axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
-        ticks = range(0, size, 1 if size <= 32 else size // 16)
+        ticks = range(0, size, -(-size // _MOST_TICKS))
         axes.set(xlabel=across, ylabel=up, xticks=ticks, yticks=ticks)
 
     return draw
