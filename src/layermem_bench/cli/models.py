@@ -346,7 +346,6 @@ def _to_file(
     groups: "Sequence[Sequence[Prompt]]",
     output: "OutputFile",
 ) -> None:
-
     from layermem_bench.evals.continued_prompts import continue_all
 
     pending, total = output.open(), sum(map(len, groups))

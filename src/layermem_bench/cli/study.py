@@ -26,7 +26,13 @@ from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
-from layermem_bench.study.hosts import WAYS, EncoderSizes, Way
+from layermem_bench.study.hosts import (
+    WAYS,
+    EncoderSizes,
+    Way,
+    study_of_encoders,
+    study_of_retrofit,
+)
 from layermem_bench.study.launchers.launcher import Launching, check_launching, cluster_launcher
 from layermem_bench.study.recipe import ARMS
 
@@ -196,8 +202,6 @@ class OfRetrofit(HostOptions, Carrying):
             )
         )
         seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
-        from layermem_bench.study.hosts import study_of_retrofit
-
         rates = self.rates, self.router_rates
         return study_of_retrofit(base, *rates, seeds, conditions, self.ways)
 
@@ -239,7 +243,6 @@ class OfEncoders(EncoderSizes, Carrying):
     def study(self) -> "Study":
         """Return the study."""
         from layermem_bench.config.run import Optim, Records
-        from layermem_bench.study.hosts import study_of_encoders
 
         if self.conditions not in ((), ("tokens",)):
             raise ValueError("--conditions: encoders on records meet at equal tokens alone")

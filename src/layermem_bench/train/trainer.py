@@ -7,7 +7,7 @@ complete or absent, holds no pickled arguments, and is resumed under any number 
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,10 @@ class Trainer(transformers.Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         tracked = "wandb" in self.run.track and self.is_world_process_zero()
         penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
-        # Sharded, each layer is compiled by itself: all are of one code.
-        layers = self.model.config.get_text_config().num_hidden_layers
-        room = room_to_compile(layers) if self.run.compute.compile else nullcontext()
+        room: AbstractContextManager[None] = nullcontext()
+        if self.run.compute.compile:
+            # Sharded, each layer is compiled by itself: all are of one code.
+            room = room_to_compile(self.model.config.get_text_config().num_hidden_layers)
         track = open_wandb_run(self.folder) if tracked else nullcontext()
         with track, penalty or nullcontext(), room:
             try:
