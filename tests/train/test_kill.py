@@ -1,5 +1,7 @@
 """kill -9 at moments nobody chose, several of them during a save: the end is the same."""
 
+import contextlib
+import os
 import random
 import signal
 import socket
@@ -46,6 +48,25 @@ def wait_until(started, true, seconds=120.0):
         time.sleep(0.001)
 
 
+def send(started, number):
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def stop_in_save(started, staging, chance):
+    """Stop processes while a checkpoint lies half written, or return when they have ended."""
+    while all(p.exitcode is None for p in started):
+        wait_until(started, staging.exists)
+        time.sleep(chance.random() * 0.01)
+        send(started, signal.SIGSTOP)
+        # A call that had begun still ends.
+        time.sleep(0.01)
+        if staging.exists():
+            return
+        send(started, signal.SIGCONT)
+
+
 def kill(started, tmp_path):
     for process in started:
         process.kill()
@@ -86,10 +107,11 @@ def test_killed_again_and_again_it_ends_alike(way, moments, tmp_path):
         # Well into training; every other time, while a checkpoint lies half written.
         wait_until(started, lambda rows=rows: len(folder.rows()) > rows + 2)
         if moment % 2:
-            wait_until(started, folder.staging.exists)
-        time.sleep(chance.random() * (0.01 if moment % 2 else 0.1))
-        during_a_save += folder.staging.exists()
+            stop_in_save(started, folder.staging, chance)
+        else:
+            time.sleep(chance.random() * 0.1)
         kill(started, tmp_path)
+        during_a_save += folder.staging.exists()
     assert during_a_save, "no kill fell into a save"
     wait_for_end(start(config, out, processes), tmp_path)
     assert_same_end(folder, RunFolder(tmp_path / "whole"))
