@@ -12,6 +12,7 @@ import os
 import runpy
 import socket
 import sys
+import types
 import warnings
 
 import torch
@@ -62,6 +63,14 @@ def run_script(path, options, *, folder, backend=None):
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
 
 
+def run_code(code, *arguments, folder, **variables):
+    """Run code as ``python -c`` would in a folder; return exit status, output, errors."""
+    process = start_fork(_run_code, code, arguments, folder=folder, **variables)
+    wait_for_end(process, code, folder=folder)
+    output = folder / f"{process.pid}.out"
+    return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
+
+
 def start_script(path, options, *, folder, backend=None, **variables):
     """Start a script as ``run_script`` does, with environment variables; return the process."""
     return start_fork(_run, str(path), options, backend, folder=folder, **variables)
@@ -106,6 +115,14 @@ def _run(path, options, backend):
     sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
     warnings.simplefilter("ignore")
     runpy.run_path(path, run_name="__main__")
+
+
+def _run_code(code, arguments):
+    sys.argv = ["-c", *arguments]
+    sys.path.insert(0, "")
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(code, "<string>", "exec"), main.__dict__)
 
 
 def read_errors(process, folder):

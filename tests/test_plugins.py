@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import run_code
 
 from layermem_bench import cli
 
@@ -32,15 +33,7 @@ def mine(tmp_path):
 
 def run(folder, code, *arguments, **variables):
     """Run code in a process of its own, as what a plugin makes known stays known."""
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **variables},
-    )
-    return done.returncode, done.stdout, done.stderr
+    return run_code(code, *arguments, folder=folder, **{"COLUMNS": "200", **variables})
 
 
 def command(folder, *arguments, **variables):

@@ -188,10 +188,6 @@ def running(group):
     return True
 
 
-def test_a_kill_loses_and_doubles_nothing(text, tmp_path, tokenizer, whole):
-    killed_and_finished(text, tmp_path / "c", 1, tokenizer, whole, seed=1)
-
-
 @pytest.mark.slow
 def test_ten_kills_lose_and_double_nothing(tmp_path, tokenizer):
     text, rng = tmp_path / "a.jsonl", random.Random(0)

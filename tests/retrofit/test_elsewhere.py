@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from forked import run_code
 from host_models import GEMMA, HOSTS, make_attached, make_host, make_ids, shake_routers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
@@ -144,9 +145,9 @@ import layermem, pickle, pathlib
 config = pickle.loads(pathlib.Path({str(tmp_path / "config.pickle")!r}).read_bytes())
 print(config.to_json_string())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(config.to_json_string())
+    status, shown, errors = run_code(code, folder=tmp_path)
+    assert status == 0, errors
+    assert json.loads(shown) == json.loads(config.to_json_string())
     assert copy.deepcopy(config).to_json_string() == config.to_json_string()
 
 

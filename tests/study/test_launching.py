@@ -52,8 +52,11 @@ def test_a_run_goes_on_in_a_process_of_its_own(alone, tmp_path):
     assert not again.begun
 
 
-def test_a_process_that_fails_leaves_its_error(tmp_path):
+def test_a_process_that_fails_leaves_its_error(tmp_path, monkeypatch):
     """Tried again it is killed, as by the system: what it said before is kept."""
+    code = "import sys; sys.exit(\"unknown variant 'lame'\")"
+    command = [sys.executable, "-S", "-c", code]
+    monkeypatch.setattr(local_processes, "command_of", lambda *_: command)
 
     class Killed(LocalProcesses):
         def launch(self, runs):

@@ -1,17 +1,16 @@
 """Being ended from outside: by a job's time limit, and by a disk that is full."""
 
-import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 import yaml
+from forked import read_errors, start_fork
 from small_run import a_run, curve
 
+from layermem_bench import cli
 from layermem_bench.config.run import to_dict
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
@@ -26,23 +25,21 @@ def test_a_job_about_to_end_saves_and_ends_well(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = ["train", "--config", str(config), "--out", str(out)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "layermem", "train", "--config", str(config), "--out", str(out)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-        )
+        start_fork(cli.main, command, folder=tmp_path, RANK=rank, LOCAL_RANK=rank, **shared)
         for rank in "01"
     ]
     folder, end = RunFolder(out), time.monotonic() + 120
     while len(folder.rows()) < 3 and time.monotonic() < end:
-        assert all(process.poll() is None for process in processes)
+        assert all(process.exitcode is None for process in processes)
         time.sleep(0.05)
     for process in processes:
-        process.send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+        process.terminate()
+    for process in processes:
+        process.join(timeout=60)
+    said = [read_errors(process, tmp_path) for process in processes]
+    assert [process.exitcode for process in processes] == [0, 0], said
     assert f"stopped at step {int(folder.latest_checkpoint().name.rpartition('-')[2])}" in said[0]
     assert not folder.final.exists() and not folder.staging.exists()
 

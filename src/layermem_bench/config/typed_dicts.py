@@ -5,6 +5,7 @@ Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, 
 else is converted.
 """
 
+import functools
 import json
 import types
 import typing
@@ -24,7 +25,7 @@ def from_dict(cls: type[_T], values: Any, path: str) -> _T:
     """Return the dataclass of these values; ``path`` comes before a field's name in an error."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{path or 'it'} must hold named fields, got {values!r}")
-    hints = typing.get_type_hints(cls)
+    hints = _types_of_fields(cls)
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(names)):
         paths = ", ".join(f"{path}{name}" for name in unknown)
@@ -33,6 +34,10 @@ def from_dict(cls: type[_T], values: Any, path: str) -> _T:
     if missing := [f"{path}{field.name}" for field in required if field.name not in values]:
         raise ValueError(f"{', '.join(missing)} missing")
     return cls(**{name: checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
+
+
+# A study reads the configs of all its runs.
+_types_of_fields = functools.cache(typing.get_type_hints)
 
 
 def checked(hint: Any, value: Any, path: str) -> Any:
