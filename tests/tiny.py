@@ -80,7 +80,15 @@ def is_own(name):
 
 
 def live_tensors():
-    """Return the tensors that Python knows, but for those of torch.func, which have no storage."""
+    """Return the tensors that Python knows, but for those of torch.func and of tracing, which have
+    no storage."""
     gc.collect()
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return [x for x in gc.get_objects() if type(x) is torch.Tensor and not wrapped(x)]
+    return [x for x in gc.get_objects() if type(x) is torch.Tensor and _has_storage(x)]
+
+
+def _has_storage(tensor):
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
