@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import needs_kernels
+from tiny import SLOW, needs_kernels
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -87,7 +87,7 @@ def assert_same(got, expected, **close):
         torch.testing.assert_close(a, b, **close)
 
 
-@pytest.fixture(params=["deferred", pytest.param("triton", marks=needs_kernels)])
+@pytest.fixture(params=["deferred", pytest.param("triton", marks=[needs_kernels, SLOW])])
 def name(request):
     return request.param
 

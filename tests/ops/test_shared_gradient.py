@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from chain import HEADS, assert_same
-from tiny import needs_kernels
+from tiny import SLOW, needs_kernels
 
 from layermem.ops import depth, depth_attention, route, streams
 from layermem.ops.depth import naive as depth_naive
@@ -142,7 +142,10 @@ WITH_KERNELS = {
 @pytest.fixture(
     params=[
         *(pytest.param(pair, id=name) for name, pair in PAIRS.items()),
-        *(pytest.param(pair, id=name, marks=needs_kernels) for name, pair in WITH_KERNELS.items()),
+        *(
+            pytest.param(pair, id=name, marks=[needs_kernels, SLOW])
+            for name, pair in WITH_KERNELS.items()
+        ),
     ]
 )
 def pair(request):

@@ -391,6 +391,7 @@ print(len(list(router_parameters(model))))
 """
 
 
+@pytest.mark.slow
 def test_the_stub_imports_layermem(whole):
     assert run(STUB, whole[1]) == 3
 
