@@ -232,7 +232,7 @@ def test_arms_are_compared_on_a_page(arms, tmp_path, caplog):
     result = read_result(StudyResult, tmp_path / "study.json")
     (board,) = result.boards
     (condition,) = board.conditions
-    assert condition.arms[0].name == "host:memory=none:train=all" and len(condition.arms) == 4
+    assert condition.arms[0].name == "plain" and len(condition.arms) == 4
     by_label = {f"right answers by label: {label}" for label in "ny"}
     assert {*result.metrics} == {"validation loss", "right answers"} | by_label
     assert board.data["source"].endswith("records.jsonl")

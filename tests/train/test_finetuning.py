@@ -182,8 +182,8 @@ def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
     cli.main(["report", *folders, "--out", str(tmp_path)])
     result = read_result(StudyResult, tmp_path / "study.json")
     names = [arm.name for arm in result.boards[0].conditions[0].arms]
-    assert names[0] == "host:memory=none:train=all"
-    assert names[2:] == ["host:memory=full:train=routers", "host:memory=last:train=all:window=2"]
+    assert names[0] == "plain"
+    assert names[2:] == ["routers", "all:memory=last:window=2"]
     assert "models of transformers" in (tmp_path / "index.html").read_text()
 
 

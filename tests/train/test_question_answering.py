@@ -306,7 +306,7 @@ def test_arms_are_compared_on_a_page(arms, tmp_path):
     cli.main(["report", *folders, "--out", str(tmp_path)])
     result = read_result(StudyResult, tmp_path / "study.json")
     arms_here = result.boards[0].conditions[0].arms
-    assert arms_here[0].name == "host:memory=none:train=all" and len(arms_here) == 4
+    assert arms_here[0].name == "plain" and len(arms_here) == 4
     for run in result.runs:
         by_answer = {f"right answers by answer: {kind}" for kind in ("HasAns", "NoAns")}
         assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"} | by_answer

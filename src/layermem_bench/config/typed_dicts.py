@@ -25,7 +25,7 @@ def from_dict(cls: type[_T], values: Any, path: str) -> _T:
     """Return the dataclass of these values; ``path`` comes before a field's name in an error."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{path or 'it'} must hold named fields, got {values!r}")
-    hints = _types_of_fields(cls)
+    hints = _types_of_fields(cls)  # type: ignore[arg-type]
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(names)):
         paths = ", ".join(f"{path}{name}" for name in unknown)
@@ -36,8 +36,10 @@ def from_dict(cls: type[_T], values: Any, path: str) -> _T:
     return cls(**{name: checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
 
 
-# A study reads the configs of all its runs.
-_types_of_fields = functools.cache(typing.get_type_hints)
+@functools.cache
+def _types_of_fields(cls: Any) -> dict[str, Any]:
+    # A study reads the configs of all its runs.
+    return typing.get_type_hints(cls)
 
 
 def checked(hint: Any, value: Any, path: str) -> Any:

@@ -105,6 +105,15 @@ def _as_way(run: Run, way: str) -> Run:
     return _with_host(run, {"memory": "none", "window": None, "train": train})
 
 
+def way_of(host: Host) -> Way:
+    """Return the way in which a run goes on training a model of transformers."""
+    if host.train == "lora":
+        return "lora"
+    if host.train == "routers":
+        return "routers" if host.shares_kv else "apart"
+    return "plain" if host.memory == "none" else "all"
+
+
 def _with_host(run: Run, changes: dict[str, Any]) -> Run:
     """Return a run with changes to its host; without memory there is no rate of routers."""
     host = replace(run.host, **changes)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from layermem.models.files import write_atomically
+from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import identity
 from layermem_bench.results.files import to_json
@@ -29,6 +30,7 @@ from layermem_bench.results.study import (
 from layermem_bench.study.carrying_out import RESULT
 from layermem_bench.study.costs import costs_of_arms
 from layermem_bench.study.gathering import looks_at_runs, metrics_of, replaced_result
+from layermem_bench.study.hosts import way_of
 from layermem_bench.study.recipe import without_recipe
 from layermem_bench.study.records import (
     check_comparable,
@@ -44,6 +46,7 @@ Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
 """Name to what was trained, and where it is recorded."""
 # Parts of a run that do not tell arms apart, or do so in another way (the variant, options).
 _NOT_IN_ARM_NAMES = ("variant", "seed", "data", "task", "records")
+_RATES = ("optim.lr", "optim.router_lr")
 
 
 def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
@@ -187,11 +190,23 @@ def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
         for key in sorted({key for values in fields.values() for key in values})
         if len({values.get(key) for values in fields.values()}) > 1
     ]
+    arms = _name_by(differing, fields, runs)
+    if any(run.variant != VARIANT for run in runs.values()):
+        return arms
+    # Ways of going on training a model often have a rate each, which need not be in their names.
+    without_rates = _name_by([key for key in differing if key not in _RATES], fields, runs)
+    return without_rates if len(set(without_rates.values())) == len(set(arms.values())) else arms
+
+
+def _name_by(
+    differing: Sequence[str], fields: Mapping[str, Mapping[str, str]], runs: Mapping[str, Run]
+) -> dict[str, str]:
     arms = {}
     for name, values in fields.items():
         named = "model.options" in differing
         variant, *options = without_recipe(
-            runs[name].variant, *(runs[name].model.options if named else ())
+            way_of(runs[name].host) if runs[name].variant == VARIANT else runs[name].variant,
+            *(runs[name].model.options if named else ()),
         )
         parts = [
             ":".join(options)
@@ -211,6 +226,13 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
     flat["model.options"] = ":".join(run.model.options)
     if run.host.window is None:
         flat["host.window"] = ""
+    if run.variant == VARIANT:
+        # What the name of the way says.
+        del flat["host.train"]
+        if run.host.memory in ("full", "none"):
+            flat["host.memory"] = ""
+        apart = not run.host.shares_kv and run.host.train != "routers"
+        flat["host.shares_kv"] = "False" if apart else ""
     # Of the records, this alone is no data: the sizes of the model.
     flat["records.from_config"] = run.records.from_config or ""
     return flat
