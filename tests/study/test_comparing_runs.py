@@ -121,8 +121,8 @@ def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
         for seed in seeds
     ]
     assert arms_of(compared(tmp_path, *runs)) == {
-        f"{VARIANT}:from_config=small.json": ["small-s0", "small-s1"],
-        f"{VARIANT}:from_config=large.json": ["large-s2", "large-s3"],
+        "plain:from_config=small.json": ["small-s0", "small-s1"],
+        "plain:from_config=large.json": ["large-s2", "large-s3"],
     }
 
 
