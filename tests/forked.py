@@ -65,10 +65,15 @@ def run_script(path, options, *, folder, backend=None):
 
 def run_code(code, *arguments, folder, **variables):
     """Run code as ``python -c`` would in a folder; return exit status, output, errors."""
-    process = start_fork(_run_code, code, arguments, folder=folder, **variables)
+    process = start_code(code, *arguments, folder=folder, **variables)
     wait_for_end(process, code, folder=folder)
     output = folder / f"{process.pid}.out"
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
+
+
+def start_code(code, *arguments, folder, **variables):
+    """Start code as ``run_code`` does; return the process."""
+    return start_fork(_run_code, code, arguments, folder=folder, **variables)
 
 
 def start_script(path, options, *, folder, backend=None, **variables):

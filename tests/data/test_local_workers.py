@@ -6,12 +6,11 @@ import json
 import logging
 import os
 import random
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from forked import start_code
 
 from layermem_bench.config.run import Data
 from layermem_bench.data import local_workers, piece_writing, pieces, preparing
@@ -20,9 +19,10 @@ from layermem_bench.data.preparations import Work
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
-# Prepares a text by two processes, in pieces of some bytes; a piece may take a while.
+# Prepares a text by two processes, in pieces of some bytes.
 RUN = """
-import sys, time
+import os, sys
+os.setsid()
 from layermem_bench.config.run import Data
 from layermem_bench.data import local_workers, pieces, preparing, piece_writing
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -157,16 +157,16 @@ def test_a_worker_that_fails_is_one_error(text, tmp_path, tokenizer, monkeypatch
 def killed_and_finished(text, cache, times, tokenizer, whole, seed):
     """Kill a preparation at random moments; return what the last one makes of the rest."""
     rng, ended = random.Random(seed), 0
-    command = [sys.executable, "-W", "ignore", "-c", RUN, str(text), str(cache), "20000", "2"]
     for _ in range(times):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = start_code(RUN, str(text), str(cache), "20000", "2", folder=cache.parent)
         # Not before it has begun to write.
         before, deadline = marks(cache), time.monotonic() + 120
-        while marks(cache) == before and process.poll() is None and time.monotonic() < deadline:
+        while marks(cache) == before and process.exitcode is None and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.2)
         process.kill()
-        ended += process.wait() == 0
+        process.join()
+        ended += process.exitcode == 0
         # Its workers end by themselves.
         while marks(cache) != (now := marks(cache)) or running(process.pid):
             time.sleep(0.02)
@@ -191,7 +191,7 @@ def running(group):
 @pytest.mark.slow
 def test_ten_kills_lose_and_double_nothing(tmp_path, tokenizer):
     text, rng = tmp_path / "a.jsonl", random.Random(0)
-    rows = ({"text": f"document {i} " * rng.randrange(1, 400)} for i in range(60_000))
+    rows = ({"text": f"document {i} " * rng.randrange(1, 400)} for i in range(20_000))
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
     whole = prepare(ask(text, tmp_path / "whole"), tokenizer)
     killed_and_finished(text, tmp_path / "c", 10, tokenizer, whole, seed=2)

@@ -77,9 +77,9 @@ def test_each_of_many_variants_is_compiled(monkeypatch):
     shape = Shape(batch=1, tokens=4, mode="default")
     steps = {
         name: named(name, measuring.make_training_step((name, SHALLOW), shape))
-        for name in variants()
+        for name in variants()[:9]
     }
-    assert len(steps) > 8
+    assert len(steps) == 9
     time_interleaved(steps, 1, "cpu")
     assert set(compiled) == set(steps)
     torch.compiler.reset()

@@ -85,7 +85,10 @@ def wait_for_end(started, tmp_path):
     ("way", "moments"),
     [
         pytest.param("in the background", 2, id="two kills in the background"),
-        *(pytest.param(way, 20, marks=pytest.mark.slow, id=f"twenty, {way}") for way in WAYS),
+        *(
+            pytest.param(way, moments, marks=pytest.mark.slow, id=f"{moments} kills, {way}")
+            for way, moments in zip(WAYS, (8, 20, 8), strict=True)
+        ),
     ],
 )
 def test_killed_again_and_again_it_ends_alike(way, moments, tmp_path):

@@ -120,6 +120,10 @@ def when_begun(folder, act):
     return thread
 
 
+# Long enough that what is to come in the middle comes before the end, on a busy machine too.
+LONG = {"max_steps": 200, "eval_every": 100, "save_every": 10}
+
+
 def kill_machine(pid):
     """Kill a run's worker, and submitit's controller of it, as a machine that dies would."""
     worker, controller, *_ = parents(pid)
@@ -137,14 +141,14 @@ def preempt(pid):
     ("launcher", "act"), [(on_slurm, kill_machine), (on_slurm, preempt), (on_ray, kill_machine)]
 )
 def test_a_run_whose_worker_dies_ends_as_if_it_had_not(launcher, act, ray, tmp_path):
-    run = a_run(tmp_path, max_steps=60, eval_every=20)
+    run = a_run(tmp_path, **LONG)
     alone = train(run, tmp_path / "alone")
     folder = RunFolder(tmp_path / "out" / "one")
     watcher = when_begun(folder, act)
     there = train_missing({"one": run}, tmp_path / "out", launcher())["one"]
     watcher.join()
     assert_same_end(there, alone)
-    assert [row["step"] for row in there.rows() if "loss" in row] == list(range(1, 61))
+    assert [row["step"] for row in there.rows() if "loss" in row] == list(range(1, 201))
 
 
 @LAUNCHERS
@@ -158,7 +162,7 @@ def test_a_run_that_fails_by_itself_is_tried_once_and_told(launcher, ray, tmp_pa
 
 @LAUNCHERS
 def test_what_is_stopped_has_saved_and_goes_on(launcher, ray, tmp_path, monkeypatch):
-    run = a_run(tmp_path, max_steps=60, eval_every=20)
+    run = a_run(tmp_path, **LONG)
     folder = RunFolder(tmp_path / "out" / "one")
     watcher = when_begun(folder, lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit):
