@@ -209,11 +209,11 @@ def verdicts() -> str:
                 for name in counts
             ]
             axes.barh(range(len(counts)), widths, left=before, color=colour, label=verdict)
-        axes.set_yticks(range(len(counts)), list(counts), fontsize=8)
+        axes.set_yticks(range(len(counts)), list(counts))
         axes.invert_yaxis()
         axes.set(xlabel="differences that the paper claims")
         figures.count_across(axes)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False)
 
     total = sum(counts.values(), Counter[str]())
     said = "; ".join(f"{verdict}: {total[verdict]}" for verdict in verdicts)
@@ -276,7 +276,7 @@ def scheme(*, attached: bool) -> str:
                 facecolor=f"{colour}33" if colour else "none",
             )
         )
-        axes.text(x + width / 2, y + 0.5, text, ha="center", va="center", fontsize=8)
+        axes.text(x + width / 2, y + 0.5, text, ha="center", va="center")
 
     def arrow(
         axes: Axes, start: tuple[float, float], end: tuple[float, float], **look: object
@@ -302,17 +302,17 @@ def scheme(*, attached: bool) -> str:
         box(axes, 7.2, top, 2.0, router, orange)
         box(axes, 7.2, top + 1.75, 2.0, f"attention of\nlayer {last}")
         arrow(axes, (8.2, top + 1.1), (8.2, top + 1.65))
-        axes.text(8.35, top + 1.35, "keys, values", fontsize=7, va="center")
+        axes.text(8.35, top + 1.35, "keys, values", va="center")
         arrow(
             axes, (1.15, top + 1.1), (7.1, top + 2.25), connectionstyle="angle,angleA=90,angleB=0"
         )
-        axes.text(1.3, top + 2.4, "query", fontsize=7, va="bottom")
+        axes.text(1.3, top + 2.4, "query", va="bottom")
         notes = (
-            ("dashed: weight 0 at the start", "solid: weight 1 at the start")
+            ("dashed: weight 0,", "solid: weight 1,", "at the start")
             if attached
-            else ("every layer above the first", "has a router of its own")
+            else ("every layer above", "the first has a", "router of its own")
         )
-        axes.text(7.2, 1.3, "\n".join(notes), fontsize=7, va="top")
+        axes.text(7.2, 1.6, "\n".join(notes), va="top")
         axes.set(xlim=(-0.2, 10.4), ylim=(-0.3, top + 3.0), xticks=[], yticks=[])
         axes.set_axis_off()
 

@@ -363,9 +363,9 @@ def triangle(matrix: np.ndarray, *, across: str, up: str) -> Plot:
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1)
         for i, j in np.argwhere(np.isfinite(shown)) if size <= 12 else ():
             # A colour that contrasts with the cell, whatever the page's colour is.
-            look = {"color": "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"}
-            look |= {"ha": "center", "va": "center", "fontsize": min(9.0, 64 / size)}
-            axes.text(j, i, f"{shown[i, j]:.2f}", **look)
+            colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
+            number = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
+            number.set_fontsize(min(9.0, 64 / size))
         ticks = range(0, size, -(-size // _MOST_TICKS))
         axes.set(xlabel=across, ylabel=up, xticks=ticks, yticks=ticks)
 
