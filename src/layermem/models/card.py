@@ -1,5 +1,4 @@
-"""The model card that ``save_pretrained`` writes: what the model is, what it was made from, and how
-it is loaded.
+"""The model card of ``save_pretrained``: what a model is, was made from, and is loaded by.
 
 A run replaces it by one that also says how the model was trained and what was measured. The user
 adds the licence.
