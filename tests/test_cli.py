@@ -417,6 +417,13 @@ def test_lists_fit_a_terminal(kind, width, monkeypatch, capsys):
         assert any("logical_deduction_three_objects" in line and "34.47" in line for line in shown)
 
 
+def test_shares_with_ends_stand_below_those_without(monkeypatch, capsys):
+    rows = [["lime", "83% (35% to 100%)"], ["plain", "91.3% ± 2.6%"]]
+    shown = printed_at(80, Table(header=["", "right answers"], rows=rows), monkeypatch, capsys)
+    lime, plain = (line.rstrip() for line in shown.splitlines()[-2:])
+    assert lime.endswith("100%)") and plain.endswith("2.6%") and len(lime) == len(plain)
+
+
 def test_no_table_cuts_a_name_at_100_columns(capsys, monkeypatch):
     monkeypatch.setattr(screen, "screen", lambda: Console(width=100))
     name = "lime:router=last:router_window=4"
