@@ -25,7 +25,7 @@ from layermem_bench.results.comparing import Verdict, judge, lines_of
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
 from layermem_bench.results.intervals import Interval, interval, paired
-from layermem_bench.results.study import LOSS, StudyResult
+from layermem_bench.results.study import ABOVE_PLAIN, LOSS, StudyResult
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "records"
@@ -106,8 +106,10 @@ def drawn_forest(
 
 def answers() -> str:
     """Draw the answers in validation loss."""
+    # Memory that is attached, and trained with all weights, is LIMe's.
+    arms = {"all": "lime"}
     found = [
-        (each.question.asks, each.question.arm, each.line.difference)
+        (each.question.asks, arms.get(each.question.arm, each.question.arm), each.line.difference)
         for each in map(partial(answer, records=RECORDS), questions())
         if each.question.metric == LOSS and each.line and each.line.difference
     ]
@@ -173,12 +175,12 @@ def prices() -> str:
     result = read_result(StudyResult, RECORDS / "artefacts" / "table9-tiny.json")
     found = [
         (
-            f"{row.arm}, {row.metric.replace(' above plain', '')}",
+            f"{row.arm}, {row.metric.replace(ABOVE_PLAIN, '')}",
             row.arm,
             interval(list(row.by_seed.values())),
         )
         for row in result.rows
-        if "above plain" in row.metric and row.arm != "plain"
+        if ABOVE_PLAIN in row.metric and row.arm != "plain"
     ]
     title = "Time and peak memory of a training step above the plain decoder's, 95% intervals"
     return drawn_forest(title, found, is_share=True, across="above plain (left is better)")
@@ -207,11 +209,11 @@ def verdicts() -> str:
                 for name in counts
             ]
             axes.barh(range(len(counts)), widths, left=before, color=colour, label=verdict)
-        axes.set_yticks(range(len(counts)), list(counts), fontsize=8)
+        axes.set_yticks(range(len(counts)), list(counts))
         axes.invert_yaxis()
         axes.set(xlabel="differences that the paper claims")
         figures.count_across(axes)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False)
 
     total = sum(counts.values(), Counter[str]())
     said = "; ".join(f"{verdict}: {total[verdict]}" for verdict in verdicts)
@@ -264,7 +266,6 @@ def scheme(*, attached: bool) -> str:
     orange, blue = (figures.STYLES[i][0] for i in (1, 0))
     # Widths of what the router reads: an example, and the identity.
     widths = {0: 1.2, 1: 1.2, 2: 1.2, 3: 3.0} if attached else {0: 3.0, 1: 1.0, 2: 1.6, 3: 2.4}
-    kind = "pretrained layer" if attached else "layer"
 
     def box(axes: Axes, x: float, y: float, width: float, text: str, colour: str = "") -> None:
         axes.add_patch(
@@ -275,7 +276,7 @@ def scheme(*, attached: bool) -> str:
                 facecolor=f"{colour}33" if colour else "none",
             )
         )
-        axes.text(x + width / 2, y + 0.5, text, ha="center", va="center", fontsize=8)
+        axes.text(x + width / 2, y + 0.5, text, ha="center", va="center")
 
     def arrow(
         axes: Axes, start: tuple[float, float], end: tuple[float, float], **look: object
@@ -286,7 +287,7 @@ def scheme(*, attached: bool) -> str:
     def draw(axes: Axes) -> None:
         heights = {layer: 1.75 * layer for layer in range(last + 1)}
         for layer, y in heights.items():
-            box(axes, 0.0, y, 2.3, f"{kind}\n{layer}" if attached else f"{kind} {layer}")
+            box(axes, 0.0, y, 2.3, f"pretrained\nlayer {layer}" if attached else f"layer {layer}")
             box(axes, 3.5, y, 2.1, f"slot {layer}\nkeys, values", blue)
             arrow(axes, (2.4, y + 0.5), (3.4, y + 0.5))
             if layer:
@@ -301,17 +302,17 @@ def scheme(*, attached: bool) -> str:
         box(axes, 7.2, top, 2.0, router, orange)
         box(axes, 7.2, top + 1.75, 2.0, f"attention of\nlayer {last}")
         arrow(axes, (8.2, top + 1.1), (8.2, top + 1.65))
-        axes.text(8.35, top + 1.35, "keys, values", fontsize=7, va="center")
+        axes.text(8.35, top + 1.35, "keys, values", va="center")
         arrow(
             axes, (1.15, top + 1.1), (7.1, top + 2.25), connectionstyle="angle,angleA=90,angleB=0"
         )
-        axes.text(1.3, top + 2.4, "query", fontsize=7, va="bottom")
+        axes.text(1.3, top + 2.4, "query", va="bottom")
         notes = (
-            ("dashed: weight 0 at the start", "solid: weight 1 at the start")
+            ("dashed: weight 0,", "solid: weight 1,", "at the start")
             if attached
-            else ("every layer above the first", "has a router of its own")
+            else ("every layer above", "the first has a", "router of its own")
         )
-        axes.text(7.2, 1.3, "\n".join(notes), fontsize=7, va="top")
+        axes.text(7.2, 1.6, "\n".join(notes), va="top")
         axes.set(xlim=(-0.2, 10.4), ylim=(-0.3, top + 3.0), xticks=[], yticks=[])
         axes.set_axis_off()
 

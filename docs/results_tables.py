@@ -45,7 +45,7 @@ from layermem_bench.report.study_tables import (
 from layermem_bench.results.comparing import Line, Verdict, judge, lines_of
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
-from layermem_bench.results.study import BY_LEVEL, Board, Metric, StudyResult
+from layermem_bench.results.study import ABOVE_PLAIN, BY_LEVEL, Board, Metric, StudyResult
 
 DOCS = Path(__file__).parent
 PAGES = (
@@ -211,7 +211,12 @@ def _rows(table: Table, arms: int | None) -> list[list[str]]:
 def _numbers(name: str, part: str, folder: Path) -> list[list[str]]:
     """Return what an artefact's numbers came to, beside the paper's where it has one."""
     result = read_result(StudyResult, folder / f"{name}.json")
-    ours = [row for row in result.rows if part in row.metric]
+    # The plain decoder's own share above itself is 0.
+    ours = [
+        row
+        for row in result.rows
+        if part in row.metric and (row.arm != "plain" or ABOVE_PLAIN not in row.metric)
+    ]
     if not ours:
         raise SystemExit(f"{name} has no number whose name has {part!r} in it")
     # Arms of one quantity one below the other.

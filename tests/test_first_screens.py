@@ -1,4 +1,4 @@
-"""The first screens say the answer in few words: README, the home of the site, the results."""
+"""The first screens say the answer in few words, and lead to the others' in one click."""
 
 import re
 from pathlib import Path
@@ -11,19 +11,28 @@ FIRST = {
     "README.md": "## Two commands",
     "docs/index.md": "## Install",
     "docs/results.md": "## A page for each topic",
+    "docs/recipe.md": "## In short",
+    "docs/retrofit.md": "## From a model to an adapter",
+    "docs/scale.md": "## Preparing text",
+    "docs/results/paper.md": "## The paper's claims, in one table",
+}
+# Where a stranger's questions are answered: does it help, on my model, which one, how, is it true?
+ANSWERS = {
+    *("results.md", "results/text.md", "retrofit.md", "results/costs.md"),
+    *("recipe.md", "scale.md", "results/paper.md"),
 }
 
 
 def first_screen(page):
     start, heading, _ = (ROOT / page).read_text(encoding="utf-8").partition(FIRST[page])
     assert heading
-    # What a reader sees of links and pictures.
-    return re.sub(r"!?\[(.*?)\]\(\S+\)", r"\1", start)
+    # What a reader sees of links, pictures and bold words.
+    return re.sub(r"!?\[(.*?)\]\(\S+\)", r"\1", start).replace("**", "")
 
 
 def prose(text):
-    """Return the paragraphs, each in a line, without headings, tables and comments."""
-    parts = re.split(r"\n\s*\n", text)
+    """Return the paragraphs, each in a line, without headings, tables, comments and code."""
+    parts = re.split(r"\n\s*\n", re.sub(r"(?s)```.*?```", "", text))
     return [" ".join(part.split()) for part in parts if not re.match(r"[#|<!]", part.strip())]
 
 
@@ -34,7 +43,7 @@ def sentences(text):
 @pytest.mark.parametrize("page", FIRST)
 def test_no_sentence_of_a_first_screen_is_long(page):
     paragraphs = prose(first_screen(page))
-    assert len(paragraphs) > 2
+    assert len(paragraphs) >= 2
     for paragraph in paragraphs:
         for sentence in sentences(paragraph):
             assert len(sentence.split()) <= 30, sentence
@@ -46,3 +55,23 @@ def test_the_results_begin_with_the_answer():
     words = re.findall(r"[A-Za-z][\w'-]+", f"{before}{table}")
     assert table.count("\n") >= 10 and len(words) < 250, len(words)
     assert prose(before)[0].startswith("Should you use layer memory?")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_answer_is_one_click_away(page):
+    start = (ROOT / page).read_text(encoding="utf-8").partition(FIRST[page])[0]
+    links = re.findall(r"\]\(([^)#]+)", start)
+    assert {link.removeprefix("docs/") for link in links} >= ANSWERS
+
+
+def test_how_many_claims_hold_is_said_as_counted():
+    said = " ".join(prose(first_screen("docs/results/paper.md")))
+    page = (ROOT / "docs/results/paper.md").read_text(encoding="utf-8")
+    counts = dict(re.findall(r"(?m)^\| (holds|does not hold|cannot be said).*? \| (\d+) \|", page))
+    adjusted = dict(re.findall(r"(?m)^\| (holds|does not hold) \| \d+ \| (\d+) \|", page))
+    total = sum(map(int, counts.values()))
+    assert (
+        f"of {total} differences, {counts['holds']} hold, {counts['does not hold']} do not" in said
+    )
+    assert f"{counts['cannot be said']} are within noise" in said
+    assert f"{adjusted['holds']} hold and {adjusted['does not hold']} do not" in said

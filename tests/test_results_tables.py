@@ -195,10 +195,12 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     before = "# Results\n\n<!-- made-up: right answers -->\n| old |\n| --- |\n\nMore.\n"
     page = script.with_tables(before, tmp_path)
     # Two seeds: 12.706 times half their distance; a difference that is always the same has none.
-    assert "| `plain` | 35% ± 64% |" in page
+    assert "| `plain` | 35% (0% to 99%) |" in page
     # Its p-value is that of two equal signs, 0.5, as is mudd's by t; of two such, Holm's are 1.
-    assert re.search(r"\| `lime` \| 55% ± 64% \| \+20\.0% ± 0\.0% \| 1\.000, within noise", page)
-    assert re.search(r"\| `mudd` \| 40% ± 127% \| \+5% ± 64% \| 1\.000, within noise", page)
+    assert re.search(
+        r"\| `lime` \| 55% \(0% to 100%\) \| \+20\.0% ± 0\.0% \| 1\.000, within noise", page
+    )
+    assert re.search(r"\| `mudd` \| 40% \(0% to 100%\) \| \+5% ± 64% \| 1\.000, within noise", page)
     assert "| old |" not in page and page.endswith("\n\nMore.\n")
     assert script.with_tables(page, tmp_path) == page
     with pytest.raises(SystemExit, match="made-up.*'taste'.*right answers"):
@@ -254,7 +256,7 @@ def test_several_records_are_one_table(script, tmp_path):
         *(["4 layers", f"`{arm}`"] for arm in ("lime", "mudd")),
     ]
     page = script.with_tables(f"<!-- {joined}: right answers -->\n", tmp_path)
-    assert "| 4 layers | `lime` | 65% ± 191% | +35% ± 64% |" in page
+    assert "| 4 layers | `lime` | 65% (0% to 100%) | +35% ± 64% |" in page
     assert script.with_tables(page, tmp_path) == page
 
 

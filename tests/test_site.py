@@ -63,7 +63,11 @@ def test_the_search_answers_from_the_disk(site, tmp_path):
 
 
 @pytest.mark.parametrize("width", [1300, 400])
-@pytest.mark.parametrize("name", ["index", "results", "results/text", "which_tool", "notebook"])
+@pytest.mark.parametrize(
+    "name",
+    ["index", "results", "results/text", "results/paper", "recipe", "retrofit", "scale"]
+    + ["which_tool", "notebook"],
+)
 def test_tables_scroll_in_their_boxes(site, name, width, tmp_path):
     found = told(site / f"{name}.html", WIDTHS, width, tmp_path)
     assert found == {"width": width, "wide": False, "cut": 0}

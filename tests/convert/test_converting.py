@@ -55,7 +55,12 @@ def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
     plain = lookup("plain")
     model = plain.causal_lm(plain.config(**TINY))
     model.save_pretrained(tmp_path / "plain")
+    convert(str(tmp_path / "plain"), tmp_path / "llama", variant="llama")
+    card = (tmp_path / "llama" / "README.md").read_text()
+    assert "\n# plain as a LLaMA\n" in card and "library_name: transformers" in card
+    assert "layermem\n" not in card.partition("---\n")[2].partition("---\n")[0]
     written = convert(str(tmp_path / "plain"), tmp_path / "lime")
+    assert "made from `plain`" in (tmp_path / "lime" / "README.md").read_text()
     assert (written.model_class, written.has_tokenizer) == ("LimeForCausalLM", False)
     lime = AutoModelForCausalLM.from_pretrained(tmp_path / "lime")
     assert torch.equal(lime(ids).logits, model.eval()(ids).logits)

@@ -49,6 +49,29 @@ def test_an_attached_model_has_one_too(tmp_path, ids):
         assert torch.equal(loaded(card, tmp_path)(ids).logits, model(ids).logits)
 
 
+def test_a_card_says_what_the_model_was_made_from(tmp_path):
+    host = LlamaForCausalLM(LlamaConfig(**TINY))
+    host.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "README.md").write_text("---\ntags: [x]\nlicense: mit\n---\n\n# A base\n")
+    layermem.attach(LlamaForCausalLM.from_pretrained(tmp_path / "base")).save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "\n# base with layer memory\n" in text
+    assert "made from `base` (A base), which has the licence mit." in text
+    assert ModelCard(text).data.license is None and "base_model" not in text
+    layermem.LimeForCausalLM.from_llama(tmp_path / "base").save_pretrained(tmp_path / "lime")
+    text = (tmp_path / "lime" / "README.md").read_text()
+    assert "\n# lime language model\n" in text and "`base` (A base)" in text
+    # One of the hub is named in the metadata; nothing is downloaded.
+    host.config.name_or_path = "org/some-model"
+    layermem.attach(host).save_pretrained(tmp_path / "of-the-hub")
+    text = (tmp_path / "of-the-hub" / "README.md").read_text()
+    assert ModelCard(text).data.base_model == "org/some-model"
+    assert "from `org/some-model`, whose licence is not known here" in text
+    # A model of new weights was made from none.
+    layermem.build("lime", **TINY).save_pretrained(tmp_path / "new")
+    assert "made from" not in (tmp_path / "new" / "README.md").read_text()
+
+
 def test_a_card_is_that_of_the_model_saved_last(tmp_path):
     for name in ("plain", "lime"):
         layermem.build(name, **TINY).save_pretrained(tmp_path)

@@ -149,7 +149,7 @@ def test_one_arm_has_means_and_its_models_are_compared_over_items():
     values = {"a0": 0.5, "a1": 0.6}
     differences = {"a1": Difference(value=0.1, interval=(0.05, 0.15), p=0.01)}
     result = result_of(row(values, differences=differences), arms={"plain": ("a0", "a1")})
-    assert over_seeds(result, "right").rows == [["all", "55% ± 64%"]]
+    assert over_seeds(result, "right").rows == [["all", "55% (0% to 100%)"]]
     assert sentence(result).startswith("By right: a1 is ahead of a0 in all (+10.0%).")
 
 

@@ -34,7 +34,7 @@ def test_arms_of_one_variant_are_told_apart():
     # Alone, an arm has its variant's; what no variant is has never the plain decoder's or LIMe's.
     assert figures.styles_of(["lime:router=last"]) == {"lime:router=last": styles["lime"]}
     free = set(figures.styles_of(f"x{i}" for i in range(9)).values())
-    assert not free & set(figures.styles_of(["plain", "lime"]).values())
+    assert not free & set(figures.styles_of(["plain", "lime", "mudd"]).values())
     # More than there are styles share some.
     assert len(figures.styles_of(f"x{i}" for i in range(40))) == 40
 

@@ -7,6 +7,7 @@ import pytest
 from layermem_bench.report.numbers import (
     format_counted,
     format_duration,
+    format_ends,
     format_interval,
     format_number,
     format_p,
@@ -31,7 +32,7 @@ from layermem_bench.results.intervals import Interval
         (-1.0, 0.0, False, "-1.0000 ± 0.0000"),
         (0.21, 0.12706, True, "+21% ± 13%"),
         (0.05413, 0.02512, True, "+5.4% ± 2.5%"),
-        (0.00012, 0.0003456, True, "+0.012% ± 0.035%"),
+        (0.00512, 0.0003456, True, "+0.512% ± 0.035%"),
         (0.2, 0.0, True, "+20.0% ± 0.0%"),
         (0.2, math.inf, True, "+20.0% (one seed)"),
         (0.2, math.inf, False, "+0.2000 (one seed)"),
@@ -41,6 +42,26 @@ def test_means_have_two_digits_of_their_half_width(mean, half, is_share, written
     assert format_interval(Interval(mean=mean, half=half, count=3), is_share, "+") == written
     unsigned = format_interval(Interval(mean=abs(mean), half=half, count=3), is_share)
     assert unsigned == written.lstrip("+-")
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "written", "signed"),
+    [
+        (0.83, 0.48, "83% (35% to 100%)", "+83% ± 48%"),
+        (0.00012, 0.0003456, "0.012% (0.000% to 0.047%)", "+0.012% ± 0.035%"),
+        (0.999992, 0.000023, "99.9992% (99.9969% to 100.0000%)", "+99.9992% ± 0.0023%"),
+        (0.4, 1.27, "40% (0% to 100%)", "+40% ± 127%"),
+        (1.0, 0.0, "100.0% ± 0.0%", "+100.0% ± 0.0%"),
+    ],
+)
+def test_intervals_of_shares_end_at_0_and_1_and_those_of_differences_do_not(
+    mean, half, written, signed
+):
+    each = Interval(mean=mean, half=half, count=3)
+    assert format_interval(each, True) == written
+    assert format_interval(each, True, "+") == signed
+    assert format_ends(0.4, (-0.2, 1.5), True) == "40% (0% to 100%)"
+    assert format_ends(0.4, (-0.2, 1.5), True, "+") == "+40% (-20% to +150%)"
 
 
 def test_no_interval_is_nothing():

@@ -194,12 +194,17 @@ def test_a_card_has_the_rates_that_were_used(arms):
         rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, re.MULTILINE))
         optim = load_run(arms[name].config).optim
         rates[name] = rows["learning rate"].partition(";")[0], optim
-        assert "0 (StaticRouter" in rows["weight decay"]
+        validations = [row["val_loss"] for row in arms[name].rows() if "val_loss" in row]
+        assert rows["validation loss before the first step"] == f"{validations[0]:.4f}"
+        assert rows["validation loss (nats a token)"] == f"{validations[-1]:.4f}"
+        assert "\n# llama trained further with layer memory, seed 0\n" in card
+        assert "was made from `llama`, whose licence is not known here" in card
+        assert re.search(r"\b0 \([^)]*routers", rows["weight decay"])
     said, optim = rates["routers"]
-    assert said == "0.005 (StaticRouter)" and optim.lr != 0.005
+    assert said == "0.005 (routers)" and optim.lr != 0.005
     said, optim = rates["everything"]
     assert said.startswith(f"{optim.lr:g} (norms, biases and embeddings, weight matrices), ")
-    assert said.endswith("0.005 (StaticRouter)")
+    assert said.endswith("0.005 (routers)")
 
 
 @pytest.mark.slow

@@ -64,10 +64,12 @@ def test_a_run_on_text_writes_a_card(run, whole, capsys):
         f"| run id | {run.id} |",
         f"| digest of the data | {about['data']} |",
         f"| torch | {about['torch']} |",
+        f"| training loss of step 1 | {folder.rows()[0]['loss']:.4f} |",
+        "\n# lime trained by the preset custom, seed 0\n",
         "| steps | 8 |",
         "| seed | 0 (weights and order of the data) |",
         f"| learning rate | {run.optim.lr:g} (",
-        "norms, biases and embeddings, weight matrices); ",
+        "norms, biases and embeddings, routers, weight matrices); ",
         "chooses one",
         "You Do Not Fully Utilize",
     ):

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from layermem.convert.llama2c import load_llama2c, load_tokenizer, read_sizes
 from layermem.convert.new_folder import check_target, new_folder
 from layermem.convert.released_lime import is_released_lime, load_released_lime
+from layermem.models.card import origin_of, write_card
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.lineage import read_lineage_fields
 from layermem.models.registry import lookup
@@ -96,7 +97,11 @@ def convert(
         words = _load_tokenizer(found, model.config)
         if change is not None:
             model = change(model, words)
+        # Its card says so.
+        model.config.name_or_path = str(found.location)
         model.save_pretrained(folder)
+        if isinstance(model, LlamaForCausalLM):
+            _write_card(folder, model)
         if words is not None:
             words.save_pretrained(folder)
     return Converted(
@@ -105,6 +110,21 @@ def convert(
         model_class=type(model).__name__,
         parameters=model.num_parameters(),
         has_tokenizer=words is not None,
+    )
+
+
+def _write_card(folder: Path, model: LlamaForCausalLM) -> None:
+    """Write the card of a LLaMA, of which transformers writes none."""
+    name = type(model).__name__
+    write_card(
+        folder,
+        model,
+        title=f"{Path(origin_of(model)).stem} as a LLaMA",
+        description=f"`{name}` of transformers, {model.config.num_hidden_layers} layers of width "
+        f"{model.config.hidden_size}",
+        tags=["transformers", "llama"],
+        code=f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this-folder")',
+        library="transformers",
     )
 
 

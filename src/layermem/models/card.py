@@ -1,13 +1,15 @@
-"""The model card that ``save_pretrained`` writes: what the model is, and how it is loaded.
+"""The model card of ``save_pretrained``: what a model is, was made from, and is loaded by.
 
 A run replaces it by one that also says how the model was trained and what was measured. The user
 adds the licence.
 """
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from layermem.models.configuration import DecoderConfig
 
@@ -15,12 +17,7 @@ CARD = "README.md"
 _SAVED_BY = "saved by [layermem](https://arxiv.org/abs/2502.09245)"
 _TEXT = """\
 ---
-library_name: layermem
-tags:
-- transformers
-- layermem
-- cross-layer-attention
-- {tag}
+{metadata}
 ---
 
 # {title}
@@ -31,23 +28,31 @@ tags:
 {code}
 ```
 
-No licence is stated: whoever publishes this model chooses one that its training data allow, and
-adds it to the metadata above (`license:`).
+{licence}
 """
+_NO_LICENCE = (
+    "No licence is stated: whoever publishes this model chooses one that its training data{origin} "
+    "allow, and adds it to the metadata above (`license:`)."
+)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TAGS = ("transformers", "layermem", "cross-layer-attention")
+"""What a model hub finds models with memory by."""
 
 
 def write_card(
     folder: str | os.PathLike[str],
-    model: nn.Module,
+    model: PreTrainedModel,
     *,
     title: str,
     description: str,
-    tag: str,
+    tags: Sequence[str],
     code: str,
+    library: str = "layermem",
 ) -> None:
     """Write a card into a folder, with code that loads ``"this-folder"``.
 
-    A card that somebody else wrote, or has added a licence to, is left alone.
+    ``tags``: what a model hub finds it by. ``library``: what loads it. A card that somebody else
+    wrote, or has added a licence to, is left alone.
     """
     path = Path(folder, CARD)
     if Path(folder).is_file() or (path.exists() and not _is_ours(path)):
@@ -55,9 +60,49 @@ def write_card(
     path.parent.mkdir(parents=True, exist_ok=True)
     # Tied weights are counted once.
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    fields = {"title": title, "description": description, "tag": tag, "code": code}
-    fields["saved_by"] = _SAVED_BY
-    path.write_text(_TEXT.format(**fields, parameters=parameters), encoding="utf-8")
+    origin = origin_of(model)
+    metadata = [f"library_name: {library}", *hub_origin(origin), "tags:"]
+    metadata += [f"- {tag}" for tag in tags]
+    text = _TEXT.format(
+        metadata="\n".join(metadata),
+        title=title,
+        description=description,
+        parameters=parameters,
+        saved_by=_SAVED_BY,
+        code=code,
+        licence=state_licence(origin),
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def origin_of(model: PreTrainedModel) -> str:
+    """Return the folder or the hub name that a model was loaded from; nothing: neither."""
+    name = str(model.config.name_or_path)
+    # Of a model that was made from one in memory transformers writes so.
+    return "" if name == "None" else name
+
+
+def hub_origin(origin: str) -> list[str]:
+    """Return the line of the metadata that names an origin on the hub, if it is there."""
+    is_on_hub = _HUB_NAME.fullmatch(origin) and not Path(origin).exists()
+    return [f"base_model: {origin}"] if is_on_hub else []
+
+
+def state_licence(origin: str) -> str:
+    """Return the words of a card on what a model was made from, and under which licence.
+
+    The licence is read from the card of a folder; on the hub it is not looked up.
+    """
+    if not origin:
+        return _NO_LICENCE.format(origin="")
+    name = origin if hub_origin(origin) else Path(origin).name
+    card = Path(origin, CARD)
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    stated = re.match(r"---\n(?:.*\n)*?license: *(\S.*)\n", text)
+    licence = f"which has the licence {stated[1]}" if stated else "whose licence is not known here"
+    heading = re.search(r"(?m)^# (.+)$", text)
+    made = f"The model was made from `{name}`{f' ({heading[1]})' if heading else ''}, {licence}. "
+    return made + _NO_LICENCE.format(origin=" and that licence")
 
 
 def imports_of(config: type[DecoderConfig]) -> str:

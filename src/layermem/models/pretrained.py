@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, Self
@@ -11,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from layermem.auto_classes import PREFIX
-from layermem.models.card import imports_of, write_card
+from layermem.models.card import TAGS, imports_of, write_card
 from layermem.models.checkpoints import (
     LLAMA_MODEL_TYPES,
     adapter_config,
@@ -111,11 +112,12 @@ class PreTrainedDecoder(PreTrainedModel):
         write_card(
             folder,
             self,
-            title=name,
-            description=f"A decoder of the variant `{variant}`: {config.num_hidden_layers} layers "
-            f"of width {config.hidden_size}, {config.num_attention_heads} query heads, "
+            title=f"{variant} {_kind_of(name)}",
+            description=f"`{name}`, a decoder of the variant `{variant}`: "
+            f"{config.num_hidden_layers} layers of width {config.hidden_size}, "
+            f"{config.num_attention_heads} query heads, "
             f"{config.num_key_value_heads} key-value heads",
-            tag=variant,
+            tags=[*TAGS, variant],
             code=f"{imports_of(type(config))}\n"
             f"from transformers import {auto}\n\n"
             f'model = {auto}.from_pretrained("this-folder")',
@@ -177,6 +179,13 @@ class PreTrainedDecoder(PreTrainedModel):
                 model.generation_config = copy.deepcopy(source.generation_config)
             model = model.to(source.device).train(source.training)
         return model
+
+
+def _kind_of(class_name: str) -> str:
+    """Return what a class of ours is, in words, by its name."""
+    task = class_name.partition("For")[2]
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", task).lower()
+    return {"": "decoder", "CausalLM": "language model"}.get(task, f"model for {words}")
 
 
 def _config_from_llama(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from layermem.models.card import write_card
+from layermem.models.card import TAGS, origin_of, write_card
 from layermem.retrofit.attached_config import saved_with_memory
 from layermem.retrofit.attachment import attachment_of, has_memory, name_memory, owner_path
 
@@ -44,9 +44,9 @@ class SavePretrained:
         write_card(
             folder,
             self.model,
-            title=f"{name} with layer memory",
-            description=f"A {name} with attached layer memory ({name_memory(memory)})",
-            tag="layer-memory",
+            title=f"{Path(origin_of(self.model)).name or name} with layer memory",
+            description=f"A `{name}` with attached layer memory ({name_memory(memory)})",
+            tags=[*TAGS, "layer-memory"],
             code="from layermem.retrofit import load_attached\n"
             f"from transformers import {auto}\n\n"
             f'model = load_attached("this-folder", auto_class={auto})',

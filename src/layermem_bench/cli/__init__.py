@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 import layermem
 from layermem.models.number_ranges import check_numbers
 from layermem.models.plugins import add_plugins, load_plugins
@@ -26,6 +24,7 @@ from layermem_bench.cli import listing, models, study, train
 from layermem_bench.cli.analyze import Analyze, analyze
 from layermem_bench.cli.costs import Costs, costs
 from layermem_bench.cli.eval import Eval, evaluate
+from layermem_bench.cli.options import read_options
 from layermem_bench.cli.prepare import Prepare, prepare
 from layermem_bench.cli.quickstart import Quickstart, quickstart
 from layermem_bench.cli.report import Report, report
@@ -202,4 +201,4 @@ def parse(args: Sequence[str]) -> Any:
     command, rest = args[0], list(args[1:])
     if command in _PARSERS:
         return _PARSERS[command](rest)
-    return tyro.cli(COMMANDS[command][0], prog=f"layermem {command}", args=rest)
+    return read_options(COMMANDS[command][0], command, rest)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem.models.number_ranges import at_least, between, number
+from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import bars, format_plainly, screen, show
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def parse(args: Sequence[str]) -> Any:
         "studies": ListStudies,
     }
     if not args or args[0] not in kinds:
-        return tyro.cli(ListAny, prog="layermem list", args=list(args))
-    return tyro.cli(kinds[args[0]], prog=f"layermem list {args[0]}", args=list(args[1:]))
+        return read_options(ListAny, "list", args)
+    return read_options(kinds[args[0]], f"list {args[0]}", args[1:])
 
 
 def list_(options: Any, command: str) -> None:

@@ -14,6 +14,7 @@ import tyro
 
 from layermem.generation.prompts import GenerationSettings
 from layermem.models.number_ranges import at_least, number
+from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import bars, screen
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ def parse(args: Sequence[str]) -> Any:
         "card": Card,
     }
     if not args or args[0] not in actions:
-        return tyro.cli(AnyModels, prog="layermem models", args=list(args))
-    return tyro.cli(actions[args[0]], prog=f"layermem models {args[0]}", args=list(args[1:]))
+        return read_options(AnyModels, "models", args)
+    return read_options(actions[args[0]], f"models {args[0]}", args[1:])
 
 
 def models(options: Any, command: str) -> None:

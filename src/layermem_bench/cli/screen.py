@@ -26,7 +26,10 @@ _LONGEST_CELL = 30
 _SHORT_LINE = 10
 # Characters that a column of longer texts is wrapped to at least.
 _SHORTEST_TEXT = 24
-_NUMBER = re.compile(r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?( ± \d[\d.,]*%?)?")
+_NUMBER = re.compile(
+    r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?"
+    r"( ± \d[\d.,]*%?| \([+-]?\d[\d.,]*%? to [+-]?\d[\d.,]*%?\))?"
+)
 
 
 def screen() -> "Console":

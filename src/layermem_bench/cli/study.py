@@ -22,6 +22,7 @@ import tyro
 
 from layermem.models.number_ranges import SHARE, above, at_least, between, number
 from layermem.models.plugins import unknown_name
+from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
@@ -362,12 +363,12 @@ def parse(args: Sequence[str]) -> Any:
     """Return the options of a study, an instance of its dataclass."""
     name = args[0] if args and not args[0].startswith("-") else ""
     if name in _BY_NAME:
-        return tyro.cli(_BY_NAME[name], prog=f"layermem study {name}", args=args[1:])
+        return read_options(_BY_NAME[name], f"study {name}", args[1:])
     kind = _kind(name, args)
     if kind is OfPreset:
         default = with_base_run(OfPreset, "study", args)
-        return tyro.cli(OfPreset, prog="layermem study", args=args, default=default)
-    return tyro.cli(kind, prog="layermem study", args=args)
+        return read_options(OfPreset, "study", args, default)
+    return read_options(kind, "study", args)
 
 
 def _kind(name: str, args: Sequence[str]) -> type[Any]:

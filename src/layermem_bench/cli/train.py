@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import show_estimate
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.study import train_seeds
@@ -45,11 +46,11 @@ class Train(StartingRun):
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a run, an instance of its dataclass."""
     if any(arg == _HOST or arg.startswith(f"{_HOST}=") for arg in args):
-        return tyro.cli(TrainHost, prog="layermem train", args=list(args))
+        return read_options(TrainHost, "train", args)
     if {"--seed", "--seeds"} <= {arg.partition("=")[0] for arg in args}:
         raise ValueError("--seeds takes the place of --seed: give one of them")
     default = with_base_run(Train, "train", args)
-    return tyro.cli(Train, prog="layermem train", args=list(args), default=default)
+    return read_options(Train, "train", args, default)
 
 
 def train(options: Train | TrainHost, command: str) -> None:

@@ -25,12 +25,11 @@ from layermem_bench.results.costs import (
     Precision,
 )
 from layermem_bench.results.files import read_result, to_json
-from layermem_bench.results.study import Claim, PaperNumber, Scale
+from layermem_bench.results.study import ABOVE_PLAIN, Claim, PaperNumber, Scale
 from layermem_bench.study.costs import count_point
 from layermem_bench.study.definition import Observed
 
 _HALVES = ("grouped queries", "full attention")
-_ABOVE = " above plain"
 
 
 def _sizes(scale: Scale, half: str) -> Run:
@@ -54,7 +53,7 @@ def _numbers(
             arm=arm,
             value=value,
             where=where,
-            is_share=quantity.endswith(_ABOVE),
+            is_share=quantity.endswith(ABOVE_PLAIN),
         )
         for (part, arm), values in printed.items()
         for quantity, value in zip(quantities, values, strict=False)
@@ -69,7 +68,7 @@ def _observe(
             quantity=f"{quantity}, {part}",
             arm=arm,
             by_seed=by_seed,
-            is_share=quantity.endswith(_ABOVE),
+            is_share=quantity.endswith(ABOVE_PLAIN),
             counted=counted,
         )
 
@@ -83,7 +82,7 @@ _COUNTED = {
     ("full attention", "lime"): (1.17687e9, 3.0041e12, 0.0001, 0.0122),
     ("full attention", "hyper_connections"): (1.17706e9, 2.9764e12, 0.0003, 0.0029),
 }
-_COUNTS = ("parameters", "forward FLOPs", f"parameters{_ABOVE}", f"forward FLOPs{_ABOVE}")
+_COUNTS = ("parameters", "forward FLOPs", f"parameters{ABOVE_PLAIN}", f"forward FLOPs{ABOVE_PLAIN}")
 
 
 def _count(run: Run) -> CostPoint:
@@ -120,7 +119,7 @@ _MODES: dict[Scale, tuple[Mode, ...]] = {
     "small": ("reduce-overhead", "default"),
     "paper": ("reduce-overhead", "default"),
 }
-_MORE_TIME, _MORE_MEMORY = f"time{_ABOVE}", f"peak memory{_ABOVE}"
+_MORE_TIME, _MORE_MEMORY = f"time{ABOVE_PLAIN}", f"peak memory{ABOVE_PLAIN}"
 _SECONDS, _PEAK = "seconds of a step", "peak bytes"
 _BATCH, _REPEATS = 4, 9
 

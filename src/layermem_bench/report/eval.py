@@ -12,6 +12,7 @@ from layermem_bench.report.numbers import (
     format_interval,
     format_number,
     format_p,
+    format_spread,
 )
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.results import eval as results
@@ -154,9 +155,7 @@ def _score(score: Score | None, kind: results.Table) -> str:
     if score is None:
         return ""
     if kind.repeats == "folds" and score.repeats:
-        deviation = statistics.pstdev(score.repeats)
-        of_folds = Interval(mean=score.value, half=deviation, count=len(score.repeats))
-        return format_interval(of_folds, kind.is_share)
+        return format_spread(score.value, statistics.pstdev(score.repeats), kind.is_share)
     over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
     return format_ends(score.value, score.interval, kind.is_share) + over
 

@@ -49,10 +49,10 @@ Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
 Scale = Literal["number", "share", "percent"]
 """Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
-# Plots in a row of a file.
-_ACROSS = 3
+# Plots in a row of a file: two fill the column of a page.
+_ACROSS = 2
 # Characters of a line of a label at the left.
-_LABEL = 44
+_LABEL = 34
 # Layers that are named at a side of a map.
 _MOST_TICKS = 12
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
@@ -77,7 +77,7 @@ def styles_of(names: Iterable[str]) -> dict[str, int]:
     """Return the index of each name's style: a variant has one wherever it is drawn.
 
     It goes to the name that is the variant's own, else to the first that begins with it
-    ("lime:router=last"). All other names share what is left, the styles of rare variants first.
+    ("lime:router=last"). All other names share what is left, those of rare variants first.
     """
     names = list(dict.fromkeys(names))
     taken: dict[str, int] = {}
@@ -85,7 +85,7 @@ def styles_of(names: Iterable[str]) -> dict[str, int]:
         variant = re.split(r"[^a-z_]", name.lower())[0]
         if variant in _VARIANTS and _VARIANTS.index(variant) not in taken.values():
             taken[name] = _VARIANTS.index(variant)
-    free = [i for i in (*range(4, len(STYLES)), *range(4)) if i not in taken.values()]
+    free = [i for i in reversed(range(len(STYLES))) if i not in taken.values()]
     others = [name for name in names if name not in taken]
     taken |= {name: (free or [0])[i % max(1, len(free))] for i, name in enumerate(others)}
     return {name: taken[name] for name in names}
@@ -263,6 +263,7 @@ def forest(
     ``styles``: name to the index of its style, else ``styles_of`` them.
     """
     places = styles_of(differences) if styles is None else styles
+    labels = [textwrap.fill(name, _LABEL) for name in differences]
 
     def draw(axes: Axes) -> None:
         for i, (name, each) in enumerate(differences.items()):
@@ -271,15 +272,14 @@ def forest(
             colour, _, marker = STYLES[places[name]]
             axes.errorbar(each.mean, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
         axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
-        names = [_escape_label(textwrap.fill(name, _LABEL)) for name in differences]
-        axes.set_yticks([-i for i in range(len(names))], names, fontsize=8)
-        axes.set(xlabel=_escape_label(across), ylim=(0.6 - len(names), 0.6))
+        axes.set_yticks([-i for i in range(len(labels))], map(_escape_label, labels))
+        axes.set(xlabel=_escape_label(across), ylim=(0.6 - len(labels), 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
 
-    lines = sum(1 + len(name) // _LABEL for name in differences)
-    return drawing(draw, (6.0, 0.9 + 0.24 * lines))
+    lines = max((label.count("\n") for label in labels), default=0)
+    return drawing(draw, (6.0, 0.9 + (0.24 + 0.15 * lines) * len(labels)))
 
 
 def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: str) -> str:
@@ -364,7 +364,8 @@ def triangle(matrix: np.ndarray, *, across: str, up: str) -> Plot:
         for i, j in np.argwhere(np.isfinite(shown)) if size <= 12 else ():
             # A colour that contrasts with the cell, whatever the page's colour is.
             colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
-            axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
+            number = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
+            number.set_fontsize(min(9.0, 64 / size))
         ticks = range(0, size, -(-size // _MOST_TICKS))
         axes.set(xlabel=across, ylabel=up, xticks=ticks, yticks=ticks)
 

@@ -46,20 +46,36 @@ def format_number(value: float, is_share: bool, sign: str = "", decimals: int | 
 
 
 def format_interval(value: Interval | None, is_share: bool, sign: str = "") -> str:
-    """Write a mean with half the width of its interval, rounded to two digits of that."""
+    """Write a mean with half the width of its interval, rounded to two digits of that.
+
+    Of a share, which has no sign, whose interval leaves 0 to 1: with the ends that are inside.
+    """
     if value is None:
         return ""
     if not math.isfinite(value.half):
         return f"{format_number(value.mean, is_share, sign)} (one seed)"
-    decimals = _decimals(value.half, is_share)
-    mean = format_number(value.mean, is_share, sign, decimals)
-    return f"{mean} ± {format_number(value.half, is_share, decimals=decimals)}"
+    ends = value.mean - value.half, value.mean + value.half
+    if is_share and not sign and not 0 <= ends[0] <= ends[1] <= 1:
+        return format_ends(value.mean, ends, is_share)
+    return format_spread(value.mean, value.half, is_share, sign)
+
+
+def format_spread(mean: float, half: float, is_share: bool, sign: str = "") -> str:
+    """Write a mean with what it varies by, rounded to two digits of that."""
+    decimals = _decimals(half, is_share)
+    shown = format_number(mean, is_share, sign, decimals)
+    return f"{shown} ± {format_number(half, is_share, decimals=decimals)}"
 
 
 def format_ends(value: float, ends: Sequence[float], is_share: bool, sign: str = "") -> str:
-    """Write a value with the ends of its interval, rounded to two digits of half its width."""
+    """Write a value with the ends of its interval, rounded to two digits of half its width.
+
+    Those of a share, which has no sign, lie in 0 to 1.
+    """
     if not ends:
         return format_number(value, is_share, sign)
+    if is_share and not sign:
+        ends = [min(1.0, max(0.0, end)) for end in ends]
     decimals = _decimals((ends[1] - ends[0]) / 2, is_share)
     middle, low, high = (format_number(v, is_share, sign, decimals) for v in (value, *ends))
     return f"{middle} ({low} to {high})"

@@ -13,7 +13,7 @@ from layermem_bench.report.numbers import (
 from layermem_bench.report.page import Table
 from layermem_bench.results.comparing import JudgedClaim, judge
 from layermem_bench.results.intervals import mean_by_seed
-from layermem_bench.results.study import BY_LAYER, Metric, StudyResult
+from layermem_bench.results.study import ABOVE_PLAIN, BY_LAYER, Metric, StudyResult
 
 _CHANCE = (
     "Chance: what an answer comes to that ignores the question, the most frequent one where that "
@@ -55,7 +55,7 @@ def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
     paper = "" if judged.paper is None else _as_printed(judged.paper, metric.is_share, sign)
     if sign:
         return paper, format_interval(judged.difference, metric.is_share, sign)
-    return paper, _ours(result.computed(claim.quantity).get(claim.arm, {}), metric)
+    return paper, _ours(claim.quantity, result.computed(claim.quantity).get(claim.arm, {}), metric)
 
 
 def numbers_table(result: StudyResult) -> Table:
@@ -77,7 +77,7 @@ def numbers_table(result: StudyResult) -> Table:
                 arm,
                 "" if paper is None else write(paper.value, is_share),
                 "" if paper is None else paper.where,
-                _ours(values, metric),
+                _ours(quantity, values, metric),
                 "" if metric.counted else each,
                 "" if metric.chance is None else format_number(metric.chance, is_share),
             ]
@@ -95,10 +95,11 @@ def _as_printed(value: float, is_share: bool, sign: str = "") -> str:
     return format_number(value, is_share, sign, decimals=2 if is_share else None)
 
 
-def _ours(values: Mapping[int, float], metric: Metric) -> str:
+def _ours(quantity: str, values: Mapping[int, float], metric: Metric) -> str:
     if values and metric.counted:
         return f"counted: {format_counted(next(iter(values.values())), metric.is_share)}"
-    return format_interval(mean_by_seed(values), metric.is_share)
+    sign = "+" if ABOVE_PLAIN in quantity else ""
+    return format_interval(mean_by_seed(values), metric.is_share, sign)
 
 
 def _over(result: StudyResult) -> str:

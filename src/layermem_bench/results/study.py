@@ -19,6 +19,8 @@ BY_LEVEL = " by "
 """Between a metric and the level of problems: "right answers by operands: 4"."""
 BY_LAYER = " by layer: "
 """Between a quantity and a layer that it is of, which is drawn and in no table."""
+ABOVE_PLAIN = " above plain"
+"""After a quantity as a share of the plain decoder's beyond that: below 0 where it is less."""
 
 Scale = Literal["tiny", "small", "paper"]
 Direction = Literal["higher", "lower", "similar", "equal"]

@@ -6,6 +6,7 @@ The user adds the licence: this library cannot know under which one the training
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from huggingface_hub import ModelCardData
 from torch import nn
 
+from layermem.models.card import state_licence
 from layermem.retrofit.attachment import name_memory
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
@@ -83,27 +85,41 @@ def model_card(
     rows = folder.rows()
     parts = [
         f"---\n{_metadata(run, learnt.task)}\n---",
-        f"# {run.preset}, {run.variant}, seed {run.seed}",
+        f"# {_title(run)}",
         _description(run, model),
         f"## Training\n\n{_training(run, rows, about, groups, learnt.data, at_end)}",
         f"## Evaluation\n\n{_evaluation(rows, learnt)}",
         f"## Use\n\n```python\n{learnt.usage}\n```",
-        "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
-        "data allow, and adds it to the metadata above (`license:`).",
+        f"## Licence\n\n{state_licence(_origin(run))}",
         f"## Citation\n\nThe method is that of\n\n{_CITATION}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def _title(run: Run) -> str:
+    if run.host.model is None:
+        return f"{run.variant} trained by the preset {run.preset}, seed {run.seed}"
+    memory = "without" if run.host.memory == "none" else "with"
+    return f"{Path(run.host.model).name} trained further {memory} layer memory, seed {run.seed}"
+
+
+def _origin(run: Run) -> str:
+    """Return the folder or hub name of the weights that a run began with; nothing: new ones."""
+    has_new_weights = run.records.from_config is not None
+    return "" if has_new_weights else run.model.pretrained or run.host.model or ""
+
+
 def _metadata(run: Run, task: str) -> str:
-    pretrained = run.model.pretrained or run.host.model
+    name = f"{run.preset}-{run.variant}"
+    if run.host.model is not None:
+        name = f"{Path(run.host.model).name}-{run.host.train}-{run.host.memory}"
     data = ModelCardData(
         library_name="layermem",
         pipeline_tag=task,
         tags=["transformers", "layermem", "cross-layer-attention", run.variant],
         # A folder on this machine is no name that a hub could look up.
-        base_model=None if pretrained is None or os.path.exists(pretrained) else pretrained,
-        model_name=f"{run.preset}-{run.variant}-s{run.seed}",
+        base_model=None if os.path.exists(_origin(run)) else _origin(run) or None,
+        model_name=f"{name}-s{run.seed}",
     )
     return data.to_yaml().strip()
 
@@ -144,7 +160,7 @@ def _training(
     at_end: Mapping[str, str],
 ) -> str:
     tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
-    start = run.model.pretrained or run.host.model or "new weights"
+    start = _origin(run) or "new weights"
     if run.records.from_config is not None:
         start = f"random weights of the sizes in {run.records.from_config}"
     table: dict[str, Any] = {
@@ -175,17 +191,23 @@ def _by_group(groups: Groups, setting: str) -> str:
     """Return each value of an optimiser's setting, with what was trained with it."""
     trained_with: dict[float, list[str]] = {}
     for group in groups:
-        name = group["name"].removesuffix(NO_DECAY)
+        name = re.sub(r"^\w*Router$", "routers", group["name"].removesuffix(NO_DECAY))
         trained_with.setdefault(group[setting], []).append(_GROUPS.get(name, name))
     shown = {value: ", ".join(sorted(names)) for value, names in trained_with.items()}
     return ", ".join(f"{value:g} ({names})" for value, names in shown.items())
 
 
 def _evaluation(rows: list[dict[str, Any]], learnt: Learnt) -> str:
-    """Return a table of the last validation and of what else was measured."""
+    """Return a table of the first loss, the last validation and what else was measured."""
     table = {}
-    validation = next((row for row in reversed(rows) if "val_loss" in row), None)
-    if validation is not None:
+    validations = [row for row in rows if "val_loss" in row]
+    first = next((row for row in rows if "loss" in row), None)
+    if validations and validations[0]["step"] == 0:
+        table["validation loss before the first step"] = f"{validations[0]['val_loss']:.4f}"
+    elif first is not None:
+        table[f"training loss of step {first['step']}"] = f"{first['loss']:.4f}"
+    if validations:
+        validation = validations[-1]
         table[f"validation loss (nats a {learnt.unit})"] = f"{validation['val_loss']:.4f}"
         if "val_perplexity" in validation:
             table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
