@@ -41,6 +41,8 @@ class Plan:
     validation: str | None
     share: float
     """Share of the source's documents that are held out for validation."""
+    shuffle: int | None
+    """Seed of a random order of documents for training; None: they stay as they are."""
     tokenizer: str
     """Digest of the tokenizer."""
     tokenizer_name: str
