@@ -1,6 +1,7 @@
 """Fixtures: the variants, their cases, token ids, a tokenizer, what Ctrl-C does."""
 
 import gc
+import importlib.util
 import signal
 
 import pytest
@@ -69,3 +70,19 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray on this machine, whose processes last for all tests of a file."""
+    # Not imported yet: Ray reads variables as it is.
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    import ray
+
+    ray.shutdown()
+    # Ray puts a handler of its own in place of the interpreter's.
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import sys
 
 import pytest
@@ -103,6 +104,19 @@ def test_an_executor_that_is_not_installed_is_named(monkeypatch):
             patch.setitem(sys.modules, name, None)
             with pytest.raises(ValueError, match=rf'needs {name}: pip install "layermem\[scale\]"'):
                 Engine(executor=executor, tasks=1).check()
+
+
+def test_an_address_at_which_nobody_listens_is_one_line(text, tmp_path):
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        options = ["--executor", "ray", "--address", address, "--data.cache", str(tmp_path / "c")]
+        with pytest.raises(SystemExit) as error:
+            main(["prepare", str(text), *options])
+    said = str(error.value.code)
+    assert f"nobody listens at --address {address}" in said and "\n" not in said
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_job_array_needs_locks(tmp_path):

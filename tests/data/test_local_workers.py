@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from forked import start_code
 from layermem_bench.config.run import Data
 from layermem_bench.data import local_workers, piece_writing, pieces, preparing
 from layermem_bench.data.blocks import Blocks
+from layermem_bench.data.datatrove_tasks import Engine
 from layermem_bench.data.preparations import Work
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -89,6 +91,35 @@ def test_batches_of_many_files_are_those_of_one(
         for i in range(len(ours)):
             for name, values in ours[i].items():
                 assert values.equal(theirs[i][name])
+
+
+def test_a_random_order_of_documents_is_that_of_its_seed(text, tmp_path, tokenizer, monkeypatch):
+    """It keeps every document, and does not depend on who makes the pieces, or on the cache."""
+    monkeypatch.setattr(pieces, "SMALLEST", 100_000)
+
+    def documents(name, seed, tasks=None):
+        asked = replace(ask(text, tmp_path / name), shuffle_documents=seed)
+        if tasks:
+            engine = Engine(executor="local", tasks=tasks, workers=1)
+            preparing.build(asked, tokenizer, engine.make)
+        tokens = [split.array()[:] for split in prepare(asked, tokenizer)]
+        return [np.split(each, np.flatnonzero(each == 256) + 1)[:-1] for each in tokens]
+
+    def texts(documents):
+        return [bytes(each[:-1].tolist()).decode() for each in documents]
+
+    (plain, held), (train, valid) = documents("c", None), documents("c", 7)
+    assert len(list((tmp_path / "c").iterdir())) == 2
+    assert texts(train) != texts(plain) and sorted(texts(train)) == sorted(texts(plain))
+    assert sorted(texts(valid)) == sorted(texts(held))
+    places = {text: place for place, text in enumerate(texts(plain))}
+    moved = np.array([places[text] for text in texts(train)])
+    # Few neighbours are neighbours still, and another piece comes first.
+    assert np.mean(np.diff(moved) == 1) < 0.02
+    assert moved[: len(moved) // 20].min() > len(moved) // 20
+    assert texts(documents("d", 7)[0]) == texts(train) != texts(documents("c", 8)[0])
+    pytest.importorskip("datatrove")
+    assert texts(documents("e", 7, tasks=3)[0]) == texts(train)
 
 
 def test_shards_that_are_not_there_or_of_another_tokenizer_are_refused(

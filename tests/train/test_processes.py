@@ -1,9 +1,7 @@
 """Two processes, copied and sharded: how they are set up, what they send, what they share."""
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +10,12 @@ import torch
 from forked import launch_script
 from small_run import UNEVEN, a_run, curve, rewound, weights
 
+from layermem.models.registry import lookup
+from layermem_bench.efficiency.memory import Step
+from layermem_bench.efficiency.plans import gathered_bytes, scattered_bytes
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 from layermem_bench.train.setup import training_arguments
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -73,15 +72,6 @@ def test_a_timeout_must_be_positive(tmp_path):
         a_run(tmp_path, compute={"ddp_timeout": 0})
 
 
-@pytest.fixture(scope="module")
-def footprint():
-    spec = importlib.util.spec_from_file_location("footprint", ROOT / "benchmarks/footprint.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["footprint"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "gathers", "sums"),
@@ -96,18 +86,25 @@ def footprint():
         ("bfloat16 all 1", 5, 5),
     ],
 )
-def test_what_a_step_sends(case, gathers, sums, seen, footprint, place):
+def test_what_a_step_sends(case, gathers, sums, seen, place):
     """A process has four sequences in a step: in one micro-batch or in four."""
     sent = seen["sharded"][case]["sent"]
     assert (sent["gathers"], sent["sums"]) == (gathers, sums)
     precision, kept, micro = case.split()
+    entry = lookup("lime")
     # 257 words are split in two as 258.
-    sizes = a_run(place).model.sizes()
-    parts, _ = footprint.count_parts({**sizes, "vocab_size": 258})
-    how = {"micro_batches": 4 // int(micro), "kept": kept}
-    narrow = precision == "bfloat16"
-    assert sent["gathered"] == footprint.count_gathered_bytes(parts, **how, narrow=narrow)
-    assert sent["summed"] == footprint.count_scattered_bytes(parts, **how)
+    config = entry.config(**{**a_run(place).model.sizes(), "vocab_size": 258})
+    step = Step(
+        sequences=int(micro),
+        tokens=1,
+        micro_batches=4 // int(micro),
+        processes=2,
+        half=precision == "bfloat16",
+        shard=True,
+        keep_whole=kept,
+    )
+    assert sent["gathered"] == gathered_bytes(config, entry.variant, step)
+    assert sent["summed"] == scattered_bytes(config, entry.variant, step)
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ class Prepare:
     memory: int = number(4, at_least(1))
     """Slurm and Ray: GB of memory for a task."""
     address: str | None = None
-    """Ray: address of the cluster; None: Ray is started on this machine."""
+    """Ray: HOST:PORT of the cluster, as `ray start --head` prints it; None: Ray runs here."""
     data: Data = field(default_factory=Data)
     """Options of the text, as those of a run; but for DATA in place of --data.source."""
 

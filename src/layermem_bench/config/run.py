@@ -92,6 +92,9 @@ class Data:
     max_documents: int | None = number(None, at_least(1))
     """Most documents that are read; None: all. A document of more than a million characters is
     split, and each part counts as one."""
+    shuffle_documents: int | None = number(None, SEED)
+    """Seed of a random order of documents: of those of each piece, some 16 MB of text, and of the
+    pieces; None: the order of the source."""
     tokenizer: str = "bytes"
     """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
     name."""

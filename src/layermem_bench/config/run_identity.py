@@ -55,6 +55,7 @@ DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
     # Runs that were recorded before these fields have no others.
     "data.mixture": lambda run: bool(run.data.mixture),
+    "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }

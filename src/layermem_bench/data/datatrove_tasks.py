@@ -6,7 +6,7 @@ within a task, and an added end token goes through the post-processor, which spe
 Datatrove runs the tasks, marks those that are complete, and keeps a log for each.
 """
 
-import importlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -20,6 +20,7 @@ from layermem_bench.data.local_workers import available_cores
 from layermem_bench.data.piece_writing import make_pieces, share_of
 from layermem_bench.data.preparations import Plan, Work
 from layermem_bench.data.preparing import read_folder
+from layermem_bench.data.ray_cluster import check_address, check_fits, connect
 from layermem_bench.data.staging import SUBMITTED, claim_folder
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -40,7 +41,7 @@ class Engine:
     memory: int = 4
     """GB for each task, on Slurm and Ray."""
     address: str | None = None
-    """Address of a Ray cluster; None: one on this machine."""
+    """HOST:PORT of a Ray cluster's head; None: Ray runs on this machine."""
 
     def __post_init__(self) -> None:
         if self.executor == "slurm" and self.partition is None:
@@ -52,15 +53,15 @@ class Engine:
             )
 
     def check(self) -> None:
-        """Raise, before any work, where the executor is not installed."""
+        """Raise, before any work, where the executor cannot be used."""
         needed = ["datatrove", *(["ray"] if self.executor == "ray" else [])]
         for name in needed:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
+            if importlib.util.find_spec(name) is None:
                 raise ValueError(
                     f'--executor {self.executor} needs {name}: pip install "layermem[scale]"'
-                ) from error
+                )
+        if self.address is not None:
+            check_address(self.address)
         if self.executor == "slurm" and shutil.which("sbatch") is None:
             raise ValueError("--executor slurm needs the command sbatch, which is not on PATH")
 
@@ -71,26 +72,39 @@ class Engine:
                 f"{work.final.parent} is on a file system without locks, by which tasks of Slurm "
                 "keep out of each other's way: choose another --data.cache"
             )
+        if self.executor == "slurm" and shlex.quote(str(work.logs)) != str(work.logs):
+            raise ValueError(
+                f"{work.logs.parent} has spaces or signs of the shell, and datatrove puts it into "
+                "the script of a job as it is: choose another --data.cache"
+            )
+        missing = work.missing(plan)
+        if not missing:
+            # The last task was stopped before it could end the preparation.
+            return True
         step = PieceStep(str(work.final), self.executor == "slurm", work.owner)
         # Of another number of tasks, which have other pieces.
         logs = work.logs / f"{self.tasks}-tasks"
-        self._forget_undone(work, plan, logs)
+        for rank in range(self.tasks):
+            if not {*missing}.isdisjoint(share_of(len(plan.pieces), rank, self.tasks)):
+                # Datatrove's mark that the task is complete.
+                (logs / "completions" / f"{rank:05d}").unlink(missing_ok=True)
         if self.executor == "slurm":
             (work.folder / SUBMITTED).touch()
             self._slurm(step, logs).run()
             return False
         if self.executor == "ray":
             self._run_on_ray(step, logs)
+            # Datatrove's executor raises no error of a task; the piece that one ended at has it.
+            missing = work.missing(plan)
+            make_pieces(work, plan, tokenizer, missing[:1], lambda tokens: None)
+            if missing[1:]:
+                raise RuntimeError(
+                    f"tasks of Ray ended without {len(missing)} of {len(plan.pieces)} pieces; "
+                    f"{logs / 'logs'} says why; start again to go on from there"
+                )
         else:
             self._local(step, logs).run()
         return True
-
-    def _forget_undone(self, work: Work, plan: Plan, logs: Path) -> None:
-        """Delete datatrove's marks of tasks whose pieces are not there."""
-        missing = set(work.missing(plan))
-        for rank in range(self.tasks):
-            if missing & set(share_of(len(plan.pieces), rank, self.tasks)):
-                (logs / "completions" / f"{rank:05d}").unlink(missing_ok=True)
 
     def _local(self, step: "PieceStep", logs: Path) -> Any:
         from datatrove.executor import LocalPipelineExecutor
@@ -119,29 +133,16 @@ class Engine:
         )
 
     def _run_on_ray(self, step: "PieceStep", logs: Path) -> None:
-        import ray
         from datatrove.executor import RayPipelineExecutor
 
-        begun = not ray.is_initialized()
-        if begun:
-            try:
-                ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
-            except (ConnectionError, RuntimeError) as error:
-                raise ValueError(
-                    f"no Ray cluster answers at {self.address} ({error}); begin it with "
-                    "`ray start --head`, or leave --address out"
-                ) from error
-        try:
-            RayPipelineExecutor(
-                pipeline=[step],
-                tasks=self.tasks,
-                workers=self.workers or -1,
-                mem_per_cpu_gb=self.memory,
-                logging_dir=str(logs),
-            ).run()
-        finally:
-            if begun:
-                ray.shutdown()
+        check_fits(connect(self.address), {"CPU": 1, "memory": self.memory * 2**30}, "a task")
+        RayPipelineExecutor(
+            pipeline=[step],
+            tasks=self.tasks,
+            workers=self.workers or -1,
+            mem_per_cpu_gb=self.memory,
+            logging_dir=str(logs),
+        ).run()
 
 
 @final

@@ -69,6 +69,9 @@ def _make_piece(work: Work, plan: Plan, tokenizer: Any, index: int, progress: Pr
             name = f".tmp-{index:05d}-{process_name()}-{split}.bin"
             writers[split] = stack.enter_context(_Writer(work.folder / name, plan))
         write_parts(held_out.leave_out(parts), share, writers, tokenizer, progress)
+    if plan.shuffle is not None:
+        order = np.random.default_rng([plan.shuffle, index])
+        writers["train"] = _shuffled(writers["train"], plan, order)
     done: dict[str, Any] = {"tokenizer": plan.tokenizer, "left_out": held_out.left_out}
     for split, writer in writers.items():
         done[split] = {"tokens": writer.tokens, "documents": writer.documents}
@@ -76,6 +79,18 @@ def _make_piece(work: Work, plan: Plan, tokenizer: Any, index: int, progress: Pr
         for split, writer in writers.items():
             os.replace(writer.path, work.file(split, index, len(plan.pieces)))
         write_atomically(work.mark(index), json.dumps(done))
+
+
+def _shuffled(writer: "_Writer", plan: Plan, order: np.random.Generator) -> "_Writer":
+    """Return the writer of another file, with the documents of a complete one in random order."""
+    tokens = np.fromfile(writer.path, writer.dtype)
+    ends = np.flatnonzero(tokens == writer.end)
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    with _Writer(writer.path.with_suffix(".shuffled"), plan) as shuffled:
+        for document in order.permutation(len(ends)):
+            shuffled.add([tokens[begins[document] : ends[document]]])
+    writer.path.unlink()
+    return shuffled
 
 
 class _HeldOut:

@@ -24,7 +24,7 @@ import numpy as np
 from layermem.models.files import write_atomically
 from layermem_bench.data.pieces import Piece
 from layermem_bench.data.sources import Source, open_source
-from layermem_bench.data.staging import work_path, write_errors
+from layermem_bench.data.staging import SUBMITTED, work_path, write_errors
 from layermem_bench.data.tokenizers import fingerprint
 
 META = "meta.json"
@@ -41,6 +41,8 @@ class Plan:
     validation: str | None
     share: float
     """Share of the source's documents that are held out for validation."""
+    shuffle: int | None
+    """Seed of a random order of documents for training; None: they stay as they are."""
     tokenizer: str
     """Digest of the tokenizer."""
     tokenizer_name: str
@@ -172,7 +174,7 @@ class Work:
 
     def _clean(self) -> None:
         """Delete what only the preparation needed."""
-        for pattern in ("[0-9]*.json", ".lock-*", ".tmp-*", _PLAN, _HELD_OUT, "host"):
+        for pattern in ("[0-9]*.json", ".lock-*", ".tmp-*", _PLAN, _HELD_OUT, "host", SUBMITTED):
             for path in self.final.glob(pattern):
                 with suppress(OSError):
                     path.unlink()

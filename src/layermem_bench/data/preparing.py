@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -67,7 +68,9 @@ def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     if len(set(fingerprints)) < len(fingerprints):
         raise same_text_error(config.source, config.validation)
     share = None if config.validation else config.validation_share
-    parts = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
+    parts: list[Any] = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
+    # Folders that were made before this option keep their names.
+    parts += [] if config.shuffle_documents is None else [config.shuffle_documents]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
     folder = cache_folder(config.cache) / key
     with claim_folder(folder, (folder / META).exists) as must_build:
@@ -146,12 +149,16 @@ def _build(work: Work, config: Data, sources: Sequence[Opened], tokenizer: Any, 
 def _plan(work: Work, config: Data, sources: Sequence[Opened], tokenizer: Any) -> Plan:
     """Return a new plan, after writing it."""
     learnt, *held = (source for source, _, _ in sources)
+    learnt_pieces = divide(learnt, config.max_documents)
+    if config.shuffle_documents is not None:
+        random.Random(config.shuffle_documents).shuffle(learnt_pieces)
     pieces = [piece | {"source": 1} for source in held for piece in divide(source)]
-    pieces += [piece | {"source": 0} for piece in divide(learnt, config.max_documents)]
+    pieces += [piece | {"source": 0} for piece in learnt_pieces]
     folder = Path(config.tokenizer).expanduser()
     plan = Plan(
         source=config.source,
         validation=config.validation,
+        shuffle=config.shuffle_documents,
         share=0.0 if held else config.validation_share,
         tokenizer=tokenizer_digest(tokenizer),
         tokenizer_name=str(folder.absolute()) if folder.is_dir() else config.tokenizer,

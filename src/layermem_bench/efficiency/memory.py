@@ -91,6 +91,18 @@ def step_memory(config: Sizes, variant: Additions | None, step: Step) -> dict[st
     return {**_held_throughout(model, step), **most}
 
 
+def parameter_memory(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return what a process holds when all gradients are there, without activations."""
+    model = _Model(config, count_parameters(config, variant), 0)
+    return sum(_held_throughout(model, step).values()) + _gradients(model, step, model.parameters)
+
+
+def count_root(config: Sizes) -> int:
+    """Count the weights that belong to no layer: embeddings, head and last norm."""
+    copies = 1 if config.tie_word_embeddings else 2
+    return (copies * config.vocab_size + 1) * config.hidden_size
+
+
 @dataclass(frozen=True)
 class _Model:
     """Sizes, and what is counted once."""
@@ -108,8 +120,7 @@ class _Model:
     @property
     def root(self) -> int:
         """Weights that belong to no layer."""
-        copies = 1 if self.config.tie_word_embeddings else 2
-        return copies * self.vocabulary + self.config.hidden_size
+        return count_root(self.config)
 
     @property
     def linear_of_layer(self) -> float:

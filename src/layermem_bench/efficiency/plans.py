@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from layermem.models.counting import Additions, Sizes, count_linear_weights
+from layermem.models.counting import Additions, Sizes, count_linear_weights, count_parameters
 from layermem_bench.config.devices import Device
 from layermem_bench.config.micro_batches import choose_loss_chunk, sequences_at_once
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.costs import cost
-from layermem_bench.efficiency.memory import Step, step_memory
+from layermem_bench.efficiency.memory import Step, count_root, step_memory
 from layermem_bench.efficiency.model_sizes import model_sizes
 
 USABLE = 0.9
@@ -214,16 +214,29 @@ def copy_traffic(config: Sizes, variant: Additions | None, step: Step) -> float:
 
 def shard_traffic(config: Sizes, variant: Additions | None, step: Step) -> float:
     """Return the bytes that each process sends in a step to those it shares parameters with."""
-    parameters = cost(config, variant, step.tokens).parameters
     share = (step.shards - 1) / step.shards
-    gradients = 4 * parameters
-    layers = count_linear_weights(config)
-    # What belongs to no layer is gathered once a forward, in float32.
-    root = 4 * (parameters - layers)
-    scatters = step.micro_batches if step.keep_whole == "nothing" else 1
-    forwards = 1 if step.keep_whole == "all" else step.micro_batches
-    gathers = 1 if step.keep_whole == "all" else 2
-    return share * (forwards * (root + gathers * step.width * layers) + scatters * gradients)
+    return share * (gathered_bytes(config, variant, step) + scattered_bytes(config, variant, step))
+
+
+def gathered_bytes(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return the bytes of all weights that a step gathers from their shards.
+
+    What belongs to no layer is gathered once a forward, in float32, and layers are gathered for the
+    backward too. In bfloat16 norms and routers are a unit of their own, gathered once.
+    """
+    parameters = count_parameters(config, variant)
+    linear = count_linear_weights(config)
+    of_layers = linear if step.half else parameters - count_root(config)
+    once = 4 * (parameters - of_layers) + step.width * of_layers
+    if step.keep_whole == "all":
+        return once
+    return step.micro_batches * (once + step.width * of_layers)
+
+
+def scattered_bytes(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return the bytes of all gradients that a step sums and scatters, in float32."""
+    times = step.micro_batches if step.keep_whole == "nothing" else 1
+    return 4 * times * count_parameters(config, variant)
 
 
 def mends(plan: Plan, fields: Mapping[str, Any]) -> Iterator[tuple[str, Plan]]:

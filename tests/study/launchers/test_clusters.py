@@ -34,19 +34,6 @@ def on_slurm(**options):
     return SlurmArray(Launching(launcher="slurm", **options), cluster="local")
 
 
-@pytest.fixture(scope="module")
-def ray():
-    """Ray's processes last for all tests of the file."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    import ray
-
-    ray.shutdown()
-    # Ray puts a handler of its own in place of the interpreter's.
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 LAUNCHERS = pytest.mark.parametrize("launcher", [on_slurm, on_ray])
 
 
