@@ -149,9 +149,11 @@ def test_a_run_that_fails_by_itself_is_tried_once_and_told(launcher, ray, tmp_pa
 
 @LAUNCHERS
 def test_what_is_stopped_has_saved_and_goes_on(launcher, ray, tmp_path, monkeypatch):
-    run = a_run(tmp_path, **LONG)
+    # A second or more goes by until the run is told, and checkpoints take most of its time.
+    run = a_run(tmp_path, max_steps=300, eval_every=150)
     folder = RunFolder(tmp_path / "out" / "one")
-    watcher = when_begun(folder, lambda _: signal.raise_signal(signal.SIGTERM))
+    this = threading.main_thread().ident
+    watcher = when_begun(folder, lambda _: signal.pthread_kill(this, signal.SIGTERM))
     with pytest.raises(SystemExit):
         train_missing({"one": run}, tmp_path / "out", launcher())
     watcher.join()
