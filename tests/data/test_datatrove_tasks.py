@@ -1,6 +1,5 @@
 """`layermem prepare`: tasks here, on Slurm and on Ray make the tokens that train makes itself."""
 
-import json
 import shutil
 import socket
 import sys
@@ -9,21 +8,10 @@ import pytest
 
 from layermem_bench.cli import main
 from layermem_bench.config.run import Data
-from layermem_bench.data import pieces
 from layermem_bench.data.datatrove_tasks import Engine
 from layermem_bench.data.preparations import Work
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
-
-
-@pytest.fixture
-def text(tmp_path, monkeypatch):
-    """Return a file of several pieces."""
-    path = tmp_path / "a.jsonl"
-    rows = [{"text": f"document {i} " * (i % 30)} for i in range(2000)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(pieces, "SMALLEST", 50_000)
-    return path
 
 
 def tokens(text, cache):

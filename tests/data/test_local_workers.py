@@ -122,6 +122,18 @@ def test_a_random_order_of_documents_is_that_of_its_seed(text, tmp_path, tokeniz
     assert texts(documents("e", 7, tasks=3)[0]) == texts(train)
 
 
+def test_documents_with_end_tokens_inside_are_put_in_no_other_order(
+    text, tmp_path, tokenizer, monkeypatch
+):
+    """They would be torn apart."""
+    ids = np.array([1, 256, 2], np.uint16)
+    monkeypatch.setattr(piece_writing, "batch_encoder", lambda _: lambda texts: [ids] * len(texts))
+    assert len(prepare(ask(text, tmp_path / "c"), tokenizer)) == 2
+    asked = replace(ask(text, tmp_path / "c"), shuffle_documents=1)
+    with pytest.raises(ValueError, match=r"makes end tokens \(256\) of text"):
+        prepare(asked, tokenizer)
+
+
 def test_shards_that_are_not_there_or_of_another_tokenizer_are_refused(
     text, tmp_path, tokenizer, monkeypatch
 ):

@@ -1,7 +1,6 @@
 """`layermem prepare` on Ray, and on Slurm by stand-ins of its commands: files of local tasks."""
 
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from layermem_bench.cli import main
-from layermem_bench.data import datatrove_tasks, piece_writing, pieces
+from layermem_bench.data import datatrove_tasks, piece_writing
 from layermem_bench.data.datatrove_tasks import Engine
 from layermem_bench.data.preparations import Work
 
@@ -81,16 +80,6 @@ def slurm(tmp_path, monkeypatch):
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     return jobs
-
-
-@pytest.fixture
-def text(tmp_path, monkeypatch):
-    """Return a file of several pieces."""
-    path = tmp_path / "a.jsonl"
-    rows = [{"text": f"document {i} " * (i % 30)} for i in range(2000)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(pieces, "SMALLEST", 50_000)
-    return path
 
 
 def prepare(text, cache, *options):

@@ -9,6 +9,7 @@ from tiny import TINY, make
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
+from layermem.models.card import state_licence
 from layermem.models.registry import lookup
 
 KINDS = ["causal_lm", "decoder", "sequence_classification"]
@@ -47,6 +48,12 @@ def test_an_attached_model_has_one_too(tmp_path, ids):
     assert "layer-memory" in card.data.tags and "(last, window 2)" in card.text
     with torch.no_grad():
         assert torch.equal(loaded(card, tmp_path)(ids).logits, model(ids).logits)
+
+
+def test_a_licence_is_read_from_the_metadata_alone(tmp_path):
+    for text in ("license: mit\n", "---\ntags: [x]\n---\n\nAdd to the metadata:\nlicense: mit\n"):
+        (tmp_path / "README.md").write_text(text)
+        assert "whose licence is not known here" in state_licence(str(tmp_path))
 
 
 def test_a_card_says_what_the_model_was_made_from(tmp_path):

@@ -98,7 +98,8 @@ def state_licence(origin: str) -> str:
     name = origin if hub_origin(origin) else Path(origin).name
     card = Path(origin, CARD)
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    stated = re.match(r"---\n(?:.*\n)*?license: *(\S.*)\n", text)
+    metadata = re.match(r"---\n(.*?)^---$", text, re.DOTALL | re.MULTILINE)
+    stated = re.search(r"(?m)^license: *(\S.*)$", metadata[1]) if metadata else None
     licence = f"which has the licence {stated[1]}" if stated else "whose licence is not known here"
     heading = re.search(r"(?m)^# (.+)$", text)
     made = f"The model was made from `{name}`{f' ({heading[1]})' if heading else ''}, {licence}. "

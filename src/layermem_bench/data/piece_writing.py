@@ -85,6 +85,12 @@ def _shuffled(writer: "_Writer", plan: Plan, order: np.random.Generator) -> "_Wr
     """Return the writer of another file, with the documents of a complete one in random order."""
     tokens = np.fromfile(writer.path, writer.dtype)
     ends = np.flatnonzero(tokens == writer.end)
+    if len(ends) != writer.documents:
+        raise ValueError(
+            f"the tokenizer makes end tokens ({writer.end}) of text, so that documents cannot be "
+            "put in another order: choose another --data.tokenizer, or leave out "
+            "--data.shuffle-documents"
+        )
     begins = np.concatenate([[0], ends[:-1] + 1])
     with _Writer(writer.path.with_suffix(".shuffled"), plan) as shuffled:
         for document in order.permutation(len(ends)):
