@@ -91,11 +91,23 @@ def drawn_forest(
     title: str, found: Sequence[tuple[str, str, Interval]], *, is_share: bool, across: str
 ) -> str:
     """Draw named intervals in the colours of their arms."""
+    return drawn_forests(title, {"": found}, is_share=is_share, across=across)
+
+
+def drawn_forests(
+    title: str,
+    parts: Mapping[str, Sequence[tuple[str, str, Interval]]],
+    *,
+    is_share: bool,
+    across: str,
+) -> str:
+    """Draw named intervals in the colours of their arms, each part on an axis of its own."""
+    found = [each for of_part in parts.values() for each in of_part]
     if len({label for label, _, _ in found}) < len(found):
         raise SystemExit(f"{title}: two rows have one name: {[label for label, _, _ in found]}")
     styles = figures.styles_of(arm for _, arm, _ in found)
-    svg = figures.forest(
-        {label: each for label, _, each in found},
+    svg = figures.forests(
+        {name: {label: each for label, _, each in of_part} for name, of_part in parts.items()},
         is_share=is_share,
         across=across,
         styles={label: styles[arm] for label, arm, _ in found},
@@ -105,16 +117,17 @@ def drawn_forest(
 
 
 def answers() -> str:
-    """Draw the answers in validation loss."""
+    """Draw the answers in validation loss: early ones are much larger than later ones."""
+    parts: dict[str, list[tuple[str, str, Interval]]] = {"after 400 steps": [], "later": []}
     # Memory that is attached, and trained with all weights, is LIMe's.
     arms = {"all": "lime"}
-    found = [
-        (each.question.asks, arms.get(each.question.arm, each.question.arm), each.line.difference)
-        for each in map(partial(answer, records=RECORDS), questions())
-        if each.question.metric == LOSS and each.line and each.line.difference
-    ]
+    for each in map(partial(answer, records=RECORDS), questions()):
+        asked = each.question
+        if asked.metric == LOSS and each.line and each.line.difference:
+            part = "after 400 steps" if asked.stage == "early" else "later"
+            parts[part].append((asked.asks, arms.get(asked.arm, asked.arm), each.line.difference))
     title = "Differences in validation loss with 95% intervals"
-    return drawn_forest(title, found, is_share=False, across=LOSSES[1])
+    return drawn_forests(title, parts, is_share=False, across=LOSSES[1])
 
 
 def depths() -> str:

@@ -24,12 +24,12 @@ by one recorded difference; ``<!-- answers in brief -->`` before those marked as
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os.path import commonprefix
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
@@ -58,6 +58,15 @@ PAGES = (
 RECORDS = DOCS / "records"
 QUESTIONS = DOCS / "questions.toml"
 OVER_SEEDS = " over seeds"
+KINDS: Mapping[str, Sequence[str]] = {
+    "quality": (
+        *("fig1", "fig4", "fig6", "fig10", "fig11", "prosqa"),
+        *("table1", "table4", "table5", "table6", "table7"),
+    ),
+    "what goes on inside": ("fig2", "fig3", "fig5", "fig7", "fig8", "fig9"),
+    "price": ("table8", "table9"),
+}
+"""What each table and figure of the paper is about."""
 # Columns that a page has no room for.
 _LEFT_OUT = ("each seed", "where")
 # Of a wider table these columns are left out too, in this order, until the others fit.
@@ -248,6 +257,8 @@ class Question:
     condition: str = ""
     arm: str = ""
     metric: str = ""
+    stage: Literal["early", "later"] = "later"
+    """The part of the picture in which a difference in loss is drawn."""
     brief: bool = False
 
 
@@ -311,52 +322,49 @@ def answers_table(
         if each.brief or not brief:
             found = answer(each, records)
             p = format_p(found.line.p if found.line else None).partition(",")[0]
-            evidence = f"[evidence]({'docs/' if above_docs else ''}{each.evidence})"
-            rows.append([each.asks, found.verdict, found.difference, p, evidence])
-    return [["question", "answer", "difference", "p, adjusted", ""], *rows]
+            asked = f"[{each.asks}]({'docs/' if above_docs else ''}{each.evidence})"
+            rows.append([asked, found.verdict, found.difference, p])
+    return [["question, with its evidence", "answer", "difference", "p, adjusted"], *rows]
 
 
 def verdicts(folder: Path) -> list[list[str]]:
-    """Return a table of verdicts: how many differences came to each, and of which artefacts.
+    """Return a table of verdicts: of each kind of claim, how many differences came to each.
 
-    Beside it, how many still would with the p-values that are adjusted for the differences of an
-    artefact; what is counted has none and stays. An artefact of fewer seeds than its scale's is
-    marked. Of one that was recorded at several scales, the largest counts.
+    Beside the count stands how many would still with the p-values that are adjusted for the
+    differences of an artefact, if that is another number. An artefact of fewer seeds than its
+    scale's is marked. Of one that was recorded at several scales, the largest counts.
     """
-    by_verdict: dict[str, dict[str, int]] = {verdict: {} for verdict in get_args(Verdict)}
-    adjusted = Counter[str]()
-    totals, few, not_run = Counter[str](), dict[str, str](), list[str]()
-    for name in names():
-        results = _results(folder, name)
-        for judged in judge(results[0]) if results else ():
-            of_verdict = by_verdict[judged.verdict]
-            of_verdict[name] = of_verdict.get(name, 0) + 1
-            adjusted[judged.verdict] += judged.p is None or judged.p < 0.05
-            totals[name] += 1
-        if not totals[name]:
-            not_run.append(f"`{name}`")
-        elif results[0].runs and len(results[0].seeds) < SEEDS[results[0].scale or "tiny"]:
-            few[name] = f"{len(results[0].seeds)} seeds"
+    judged = {
+        name: (results[0], judge(results[0]))
+        for name in names()
+        if (results := _results(folder, name))
+    }
 
-    def named(name: str, count: int) -> str:
-        part = f"{count} of {totals[name]}" if count < totals[name] else ""
-        inside = "; ".join(filter(None, (part, few.get(name, ""))))
-        return f"`{name}` ({inside})" if inside else f"`{name}`"
+    def cell(kind: str, verdict: Verdict) -> str:
+        shown, count, adjusted = [], 0, 0
+        for name in KINDS[kind]:
+            result, of_all = judged.get(name, (None, ()))
+            of_verdict = [each for each in of_all if each.verdict == verdict]
+            if result is None or not of_verdict:
+                continue
+            count += len(of_verdict)
+            # What is counted has no p-value and stays.
+            adjusted += sum(each.p is None or each.p < NOISE for each in of_verdict)
+            few = result.runs and len(result.seeds) < SEEDS[result.scale or "tiny"]
+            part = f"{len(of_verdict)} of {len(of_all)}" if len(of_verdict) < len(of_all) else ""
+            inside = "; ".join(filter(None, (part, f"{len(result.seeds)} seeds" * bool(few))))
+            shown.append(f"`{name}` ({inside})" if inside else f"`{name}`")
+        if not count:
+            return "0"
+        # Within noise it stays, whatever it is adjusted for.
+        is_fewer = adjusted < count and not verdict.startswith("cannot")
+        after = f" ({adjusted} after adjustment)" if is_fewer else ""
+        return f"**{count}**{after}: {', '.join(shown)}"
 
-    rows = [
-        [
-            verdict,
-            str(sum(counts.values())),
-            # Within noise it stays, whatever it is adjusted for.
-            "" if verdict.startswith("cannot") else str(adjusted[verdict]),
-            ", ".join(named(name, count) for name, count in counts.items()),
-        ]
-        for verdict, counts in by_verdict.items()
-    ]
+    columns = get_args(Verdict)
     return [
-        ["", "differences", "after Holm's adjustment", "tables and figures"],
-        *rows,
-        *([["not run", "", "", ", ".join(not_run)]] if not_run else []),
+        ["about", *columns],
+        *([kind, *(cell(kind, verdict) for verdict in columns)] for kind in KINDS),
     ]
 
 

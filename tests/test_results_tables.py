@@ -96,7 +96,7 @@ def test_the_readme_links_to_the_same_evidence(script):
     header, *rows = script.answers_table(script.RECORDS)
     _, *brief = script.answers_table(script.RECORDS, brief=True, above_docs=True)
     assert len(header) <= 6 and len(brief) == 5
-    above_docs = [[*cells, link.replace("](", "](docs/")] for *cells, link in rows]
+    above_docs = [[asked.replace("](", "](docs/"), *cells] for asked, *cells in rows]
     assert all(row in above_docs for row in brief)
 
 
@@ -137,10 +137,14 @@ def test_verdicts_are_counted_by_artefact(script, tmp_path):
     other = tuple(-value for value in SURE)
     write(tmp_path / "fig6-tiny.json", an_artefact("fig6", other))
     rows = {row[0]: row[1:] for row in script.verdicts(tmp_path)}
-    assert rows["holds"] == ["3", "2", "`fig6`, `table7` (1 of 2; 3 seeds)"]
-    assert rows["does not hold"] == ["0", "0", ""]
-    assert rows["cannot be said at this scale"] == ["1", "", "`table7` (1 of 2; 3 seeds)"]
-    assert len(rows["not run"][2].split(", ")) == len(names()) - 2
+    assert rows["about"] == ["holds", "does not hold", "cannot be said at this scale"]
+    assert rows["quality"] == [
+        "**3** (2 after adjustment): `fig6`, `table7` (1 of 2; 3 seeds)",
+        "0",
+        "**1**: `table7` (1 of 2; 3 seeds)",
+    ]
+    assert rows["price"] == ["0", "0", "0"]
+    assert sorted(name for of_kind in script.KINDS.values() for name in of_kind) == sorted(names())
 
 
 def test_a_counted_number_is_shown_beside_the_papers(script, tmp_path):

@@ -262,24 +262,49 @@ def forest(
 
     ``styles``: name to the index of its style, else ``styles_of`` them.
     """
-    places = styles_of(differences) if styles is None else styles
-    labels = [textwrap.fill(name, _LABEL) for name in differences]
+    return forests({"": differences}, is_share=is_share, across=across, styles=styles)
 
-    def draw(axes: Axes) -> None:
+
+def forests(
+    parts: Mapping[str, Mapping[str, Interval]],
+    *,
+    is_share: bool,
+    across: str,
+    styles: Mapping[str, int] | None = None,
+) -> str:
+    """Return an SVG of a ``forest`` for each part, with its title, each on an axis of its own."""
+    names = [name for differences in parts.values() for name in differences]
+    places = styles_of(names) if styles is None else styles
+    labels = {name: textwrap.fill(name, _LABEL) for name in names}
+
+    def draw(axes: Axes, title: str, differences: Mapping[str, Interval]) -> None:
         for i, (name, each) in enumerate(differences.items()):
             # The interval of a single pair is infinite.
             half = each.half if math.isfinite(each.half) else None
             colour, _, marker = STYLES[places[name]]
             axes.errorbar(each.mean, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
         axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
-        axes.set_yticks([-i for i in range(len(labels))], map(_escape_label, labels))
-        axes.set(xlabel=_escape_label(across), ylim=(0.6 - len(labels), 0.6))
+        shown = [_escape_label(labels[name]) for name in differences]
+        axes.set_yticks([-i for i in range(len(shown))], shown)
+        axes.set(title=_escape_label(title), ylim=(0.6 - len(shown), 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
 
-    lines = max((label.count("\n") for label in labels), default=0)
-    return drawing(draw, (6.0, 0.9 + (0.24 + 0.15 * lines) * len(labels)))
+    def height(differences: Mapping[str, Interval]) -> float:
+        lines = max((labels[name].count("\n") for name in differences), default=0)
+        return (0.24 + 0.15 * lines) * len(differences)
+
+    heights = [height(differences) for differences in parts.values()]
+    with matplotlib.rc_context({**_RC, "axes.titlesize": 10}):
+        size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
+        figure = Figure(figsize=size, layout="constrained")
+        rows = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
+        for axes, (title, differences) in zip(rows.flat, parts.items(), strict=True):
+            draw(axes, title, differences)
+            axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel(_escape_label(across))
+        return _in_ink_of_the_page(figure)
 
 
 def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: str) -> str:
