@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from tiny import TINY, is_own
 
 import layermem
+from layermem.models.counting import count_read
 from layermem.models.registry import lookup
 from layermem.models.seams import filled_seams
 
@@ -108,6 +109,9 @@ def every_pair():
 def test_a_pair_keeps_what_each_variant_says_of_its_seam():
     deep = lookup("depth_attention+mudd")
     assert deep.variant.hands_on(deep.config(**TINY)) == "read"
+    lite = lookup("fused_kv+hyper_connections")
+    config = lite.config(**TINY, fusion="lite")
+    assert count_read(config, lite.variant) == count_read(config, lookup("fused_kv").variant)
     hidden = lookup("lime+lime_hidden")
     assert hidden.variant.inputs_by_head(hidden.config(**TINY))
     model = layermem.build("value_residual+mudd", **TINY, form="svformer")

@@ -1,5 +1,7 @@
 """Layers that share a buffer: equal to layers that do not, and which forwards share one."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tiny import TINY, make
@@ -100,6 +102,21 @@ def test_the_layers_that_run_are_those_that_share(ids, begun):
         model.config.num_hidden_layers = depth
         model(ids)
     assert begun == [7, 5]
+
+
+@pytest.mark.parametrize("path", [None, "deferred"])
+def test_a_router_that_reads_other_layers_than_it_is_handed_is_refused(path, ids):
+    """It would read one thing in a buffer and another as tensors."""
+    model = a_model()
+    memory = model.model.layers[5].self_attn.memory
+    model.model.layers[5].self_attn.memory = memory.with_sources((0, 1, 2, 3, 5))
+    with (
+        using(path) if path else nullcontext(),
+        pytest.raises(
+            ValueError, match=r"layer 5 is handed .*\[0, 1, 2, 3, 4, 5\].*\[0, 1, 2, 3, 5\]"
+        ),
+    ):
+        model(ids)
 
 
 def test_hidden_states_and_attentions_are_recorded_alike(ids, begun):

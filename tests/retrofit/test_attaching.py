@@ -457,7 +457,7 @@ def test_attaching_twice_and_detaching_what_is_not_attached():
         ({"router": "average"}, 'must be "full", "last" or "first", got \'average\''),
         ({"router": "last"}, "needs router_window >= 1"),
         ({"window": 2}, "has no window"),
-        ({"init": "zero"}, "router_init"),
+        ({"init": "value_residual", "shares_kv": False}, 'init must be "identity"'),
         ({"grain": "row"}, "router_grain"),
     ],
     ids=str,

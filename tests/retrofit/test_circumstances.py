@@ -120,6 +120,48 @@ def test_a_layer_by_itself_is_refused():
     assert depth() == 0
 
 
+class ByWeight(nn.Module):
+    """What a patched attention does that multiplies by the weight itself: no hook runs."""
+
+    def __init__(self, projection):
+        super().__init__()
+        self.weight = projection.weight
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight)
+
+
+@pytest.mark.parametrize("first", [0, 3], ids=["all layers", "the last layer"])
+def test_a_projection_that_is_not_called_is_refused(first):
+    """Else nothing would be routed, and the outputs be those of the bare model."""
+    model, ids = make_attached("llama"), make_ids()
+
+    def patched(attention):
+        forward, projection = attention.forward, attention.v_proj
+
+        def run(*args, **kwargs):
+            attention.v_proj = ByWeight(projection)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                attention.v_proj = projection
+
+        return run
+
+    for layer in model.model.layers[first:]:
+        layer.self_attn.forward = patched(layer.self_attn)
+    with pytest.raises(RuntimeError, match=f"the v_proj of layer {first} was not called"):
+        model(ids)
+    assert depth() == 0
+
+
+def test_the_layers_that_run_may_be_fewer():
+    """Assisted generation lowers the number of layers."""
+    model, ids = make_attached("llama"), make_ids()
+    model.config.num_hidden_layers = 2
+    assert torch.isfinite(model(ids).logits).all()
+
+
 def test_a_wrapper_that_runs_layers_again_is_refused():
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 

@@ -14,6 +14,7 @@ from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
+from layermem.ops.rope import rotate
 from layermem.variants.lime import Lime
 
 DEEP = {**TINY, "num_hidden_layers": 6}
@@ -191,6 +192,7 @@ def test_what_needs_all_projections_is_refused():
         ({"storage": 2, "upper": "mix", "borrow_from": [0, 0]}, "leave it None"),
         ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [], [0]]}, "one at least"),
         ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [0], [2]]}, "storage layers"),
+        ({"storage": 2, "router_sources": [[], [0], [0], [1]]}, r"\[1\], which it borrows from"),
         ({"storage": 2, "router": "last", "router_window": 2}, 'for router="full"'),
     ],
     ids=str,
@@ -252,6 +254,41 @@ def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cu
         counts, logits = tokens_run(model, ids, use_cache=True, **given)
         assert counts == [ids.shape[1]] * (6 - cut) + [1] * cut
         torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["yoco", "lime"])
+def test_a_prompt_in_a_static_cache_is_read_without_its_empty_places(name, attention, ids):
+    """Without padding sdpa is given no mask, and one query alone would attend to empty places."""
+    fields = {"storage": 3, **layermem.RECIPE} if name == "lime" else {}
+    model = attentive(layermem.build(name, **DEEP, **fields, attn_implementation=attention))
+    padded = torch.ones_like(ids)
+    padded[1, :3] = 0
+    for given, is_cut in (({}, attention == "eager"), ({"attention_mask": padded}, True)):
+        with torch.no_grad():
+            whole = model(ids, use_cache=False, **given).logits[:, -1:]
+        cache = StaticCache(config=model.config, max_cache_len=4 * ids.shape[1])
+        counts, logits = tokens_run(model, ids, **{CACHE: cache}, **given)
+        assert (counts[-1] == 1) == is_cut
+        torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+
+
+def test_a_layer_that_borrows_is_asked_with_the_rotated_query(ids, monkeypatch):
+    """What it is lent is rotated too, so that a memory may compare the two."""
+    model = make(LimeForCausalLM, LimeConfig(**TINY, storage="half"))
+    seen = []
+    attention = model.model.layers[1].self_attn
+    forward = type(attention.memory).forward
+    monkeypatch.setattr(
+        type(attention.memory), "forward", lambda m, q, s: seen.append(q) or forward(m, q, s)
+    )
+    projected = []
+    attention.q_proj.register_forward_hook(lambda _, __, output: projected.append(output))
+    model(ids)
+    query = projected[0].view(*ids.shape, -1, attention.head_dim).transpose(1, 2)
+    tables = model.model.rotary_emb(query, torch.arange(ids.shape[1])[None])
+    torch.testing.assert_close(seen[0], rotate(query, *tables))
+    assert not torch.allclose(seen[0], query)
 
 
 def attentive(model):

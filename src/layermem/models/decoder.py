@@ -7,7 +7,7 @@ The forward of one layer, with the parts that a variant may replace marked:
     own slot = store(k, v)                          variant
     k, v = memory(q, slots of sources + own)        variant; before rope
     q, k = rope(q, k); the cache; attention; o_proj -> y
-    a layer that borrows: q = rope(q); k, v = memory(q, what its lenders attend to); attention
+    a layer that borrows has q alone: k, v = memory(rope(q), what its lenders attend to)
     state = connection.write(carry, y)              variant
     ... and read, mlp, write once more
 
@@ -39,7 +39,7 @@ from layermem.models.layers import (
 )
 from layermem.models.memories import begin_shared_buffer, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.seams import Inputs, Stream, Variant
+from layermem.models.seams import Inputs, Memory, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
 from layermem.ops.route import Slot, SlotBuffer
 
@@ -116,12 +116,12 @@ class Attention(nn.Module):
             else:
                 own_slot = self.store(key, value)
                 slots = (*slots, (own_slot[0], own_slot[1]))
+        if self.borrows:
+            query = rotate(query, *position_embeddings)
         key, value = self.memory(query, slots)
         if self.hands_on == "read" and not isinstance(slots, SlotBuffer):
             own_slot = (key, value)
-        if self.borrows:
-            query = rotate(query, *position_embeddings)
-        else:
+        if not self.borrows:
             query, key = rotate_both(query, key, *position_embeddings)
             cache = only_cache(cache, past_key_values)
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
@@ -352,14 +352,14 @@ class Decoder(PreTrainedDecoder):
         if slot_buffer is not None:
             layer_kwargs["slot_buffer"] = slot_buffer
         cut_at = None
-        if last_token_only and cache is not None and self._may_cut(mask, kwargs):
+        if last_token_only and cache is not None and self._may_cut(mask, cache, kwargs):
             cut_at = self.without_cache_from
         state = self._run_layers(layers, state, layer_kwargs, cut_at)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
 
-    def _may_cut(self, mask: Any, kwargs: Mapping[str, Any]) -> bool:
+    def _may_cut(self, mask: Any, cache: Cache, kwargs: Mapping[str, Any]) -> bool:
         """Return whether the last layers may run on the last token alone.
 
         They may where the state is the residual, all masks can be cut, and nobody looks at the
@@ -369,7 +369,9 @@ class Decoder(PreTrainedDecoder):
             kwargs.get(name) or getattr(self.config, name, False)
             for name in ("output_hidden_states", "output_attentions")
         )
-        can_be_cut = mask is None or isinstance(mask, Tensor)
+        # Without a mask one query attends to all that there is, and a cache of a fixed length has
+        # places that are empty.
+        can_be_cut = isinstance(mask, Tensor) or (mask is None and not cache.is_compileable)
         return type(self.stream) is Stream and can_be_cut and not looked_at and not self.training
 
     def _run_layers(
@@ -409,6 +411,7 @@ class Decoder(PreTrainedDecoder):
                 return None
             if is_replaced(layer) or is_replaced(attention):
                 return None
+            _check_route(layer)
             # A buffer has the own slot of every layer.
             if attention.hands_on != "own" or not attention.projected:
                 return None
@@ -461,6 +464,22 @@ def _check_reads(layers: Sequence[DecoderLayer], i: int) -> None:
                 f"layer {i} borrows from layer {j}, which is no earlier layer with keys and values "
                 "of its own"
             )
+
+
+def _check_route(layer: DecoderLayer) -> None:
+    """Raise ``ValueError`` if a memory reads other layers than those whose slots it is handed.
+
+    In a buffer it finds the slots of all layers, and would read what as tensors it does not get.
+    """
+    memory = layer.self_attn.memory
+    route = memory.as_route() if isinstance(memory, Memory) else None
+    own = (layer.layer_idx,) if layer.self_attn.projected else ()
+    if route is not None and tuple(route[0]) != (*layer.sources, *own):
+        raise ValueError(
+            f"layer {layer.layer_idx} is handed the slots of layers {[*layer.sources, *own]}, and "
+            f"its {type(memory).__name__} reads {list(route[0])}: Variant.sources and the memory "
+            "must name the same layers; prune_routers changes both"
+        )
 
 
 def _are_of_documents(position_ids: Tensor) -> bool:

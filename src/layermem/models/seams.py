@@ -61,7 +61,7 @@ class Memory(nn.Module, ABC):
         ``query`` [B, H, T, E] is that of this layer. ``slots`` are the (key, value) of the layers
         that ``Variant.sources`` names, in that order, and then of this layer, unless it projects
         nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3. A layer that
-        borrows is given what its ``Variant.lenders`` attend to instead, after rope.
+        borrows is given what its ``Variant.lenders`` attend to instead, and all are after rope.
         """
 
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
@@ -74,9 +74,11 @@ class Memory(nn.Module, ABC):
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         """Return the source layers and the weights [target head, source, source head].
 
-        The weights must hold for every input, and for keys and values alike. Override it to
-        return them, or to raise ``DependsOnInput`` if the weights depend on the input. A memory
-        that treats keys and values differently overrides ``static_weights_by_part`` instead.
+        With one source head where there are several target heads, each reads the head of its own
+        number; one target head too stands for all. The weights must hold for every input, and for
+        keys and values alike. Override it to return them, or to raise ``DependsOnInput`` if the
+        weights depend on the input. A memory that treats keys and values differently overrides
+        ``static_weights_by_part`` instead.
         """
         raise WeightsUnknown(
             f"{type(self).__name__} does not override static_weights, which a memory does if it "
@@ -340,7 +342,7 @@ class Variant(Generic[ConfigT]):
 
 # The methods of ``Variant`` that fill each seam.
 SEAMS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("sources", "memory", "store", "hands_on", "projects", "lenders"),
+    "memory": ("sources", "memory", "store", "hands_on", "projects", "lenders", "entries_read"),
     "stream": ("stream", "connection", "inputs_by_head"),
 }
 

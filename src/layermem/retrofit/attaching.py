@@ -261,6 +261,11 @@ def _router_config(
             f'router must be "full", "last" or "first", got {router!r}: these start as the '
             "identity, so that the model computes what it did"
         )
+    if init not in ("identity", "paper"):
+        raise ValueError(
+            f'init must be "identity", with which the model computes what it did, or "paper", got '
+            f"{init!r}"
+        )
     fields: dict[str, Any] = {"router": router, "router_window": window, "router_init": init}
     fields |= {"router_shares_kv": shares_kv, "router_grain": grain}
     return LimeConfig(num_hidden_layers=n_layers, **fields)

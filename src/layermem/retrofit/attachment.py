@@ -132,7 +132,24 @@ class Attachment:
         enter(self.begin_forward())
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        forward = running(self)
         leave(self)
+        # After an error there is no output.
+        if forward is not None and output is not None:
+            self._check_all_ran(forward)
+
+    def _check_all_ran(self, forward: RunningForward) -> None:
+        """Raise ``RuntimeError`` if a projection was not called, and so nothing was routed."""
+        # Assisted generation lowers the config's number of layers.
+        config = getattr(self.owner, "config", None)
+        count = min(len(self.layers), getattr(config, "num_hidden_layers", len(self.layers)))
+        for lane, name in zip(forward.lanes, self.host.projections, strict=True):
+            if lane.next_layer < count:
+                raise RuntimeError(
+                    f"the {name} of layer {lane.next_layer} was not called, so that its layer's "
+                    "memory was left out: an attention that multiplies by the weight itself, as "
+                    "fused ones do, cannot have memory; use the model's own"
+                )
 
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""

@@ -203,6 +203,13 @@ class LimeConfig(DecoderConfig):
                         f"router_sources[{layer}] must list storage layers of {list(storing)}, and "
                         f"one at least where the layer stores nothing, got {sources}"
                     )
+                if layer not in storing and self.upper == "borrow":
+                    lender = self.lender_of(layer)
+                    if list(sources) != [lender]:
+                        raise ValueError(
+                            f"router_sources[{layer}] must be [{lender}], which it borrows from "
+                            f"(borrow_from), got {sources}"
+                        )
 
 
 class _Router(StaticRouter):
