@@ -9,6 +9,7 @@ from small_run import Interrupted, a_run, curve, interrupt, rewound, stop_at
 
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train import run_config
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import describe_environment, load_run
 
@@ -81,7 +82,9 @@ def test_a_config_that_is_no_run(tmp_path):
     assert load_run(path) == Run()
 
 
-def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
+def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch, request):
+    request.addfinalizer(run_config._environment.cache_clear)
+
     def git(*arguments):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -94,12 +97,18 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr("layermem_bench.train.run_config._PACKAGE_FOLDER", package)
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
-    assert describe_environment()["commit"] == "not a git checkout"
+
+    def commit_now():
+        run_config._environment.cache_clear()
+        return describe_environment()["commit"]
+
+    assert commit_now() == "not a git checkout"
     git("add", "package")
     git("commit", "-q", "-m", "with it")
     commit = git("rev-parse", "HEAD")
-    assert describe_environment()["commit"] == commit
+    assert commit_now() == commit
     (package / "more.py").write_text("1")
-    assert describe_environment()["commit"] == f"{commit}+changes"
+    assert describe_environment()["commit"] == commit, "the code that was loaded"
+    assert commit_now() == f"{commit}+changes"
     monkeypatch.setenv("PATH", "")
-    assert describe_environment()["commit"] == "not a git checkout"
+    assert commit_now() == "not a git checkout"

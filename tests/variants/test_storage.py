@@ -192,6 +192,7 @@ def test_what_needs_all_projections_is_refused():
         ({"storage": 2, "upper": "mix", "borrow_from": [0, 0]}, "leave it None"),
         ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [], [0]]}, "one at least"),
         ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [0], [2]]}, "storage layers"),
+        ({"storage": [1, 2], "router_sources": [[], [], [1], [1]]}, "begins with 0"),
         ({"storage": 2, "router_sources": [[], [0], [0], [1]]}, r"\[1\], which it borrows from"),
         ({"storage": 2, "router": "last", "router_window": 2}, 'for router="full"'),
     ],

@@ -27,6 +27,7 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
@@ -106,26 +107,31 @@ class LimeConfig(DecoderConfig):
     borrow_from: list[int] | None = number(None, at_least(0))
     """With upper="borrow": the storage layer of each other layer; None: the nearest below."""
 
-    def storing(self) -> tuple[int, ...]:
-        """Return the layers with keys and values of their own."""
+    def storing(self) -> Sequence[int]:
+        """Return the layers with keys and values of their own, ascending."""
         if self.storage is None:
-            return tuple(range(self.num_hidden_layers))
+            return range(self.num_hidden_layers)
         if self.storage == "half":
-            return tuple(range(0, self.num_hidden_layers, 2))
-        return tuple(range(self.storage) if isinstance(self.storage, int) else self.storage)
+            return range(0, self.num_hidden_layers, 2)
+        return range(self.storage) if isinstance(self.storage, int) else self.storage
+
+    def storing_below(self, layer: int) -> tuple[int, ...]:
+        """Return the layers below one with keys and values of their own."""
+        storing = self.storing()
+        return tuple(storing[: bisect_left(storing, layer)])
 
     def lender_of(self, layer: int) -> int:
         """Return the storage layer that one of the other layers borrows from."""
-        storing = self.storing()
         if self.borrow_from is None:
-            return max(j for j in storing if j < layer)
+            return self.storing_below(layer)[-1]
+        storing = self.storing()
         others = [i for i in range(self.num_hidden_layers) if i not in storing]
         return self.borrow_from[others.index(layer)]
 
     def validate_storage(self) -> None:
         """Raise ``ValueError`` unless the first layer stores, and all borrow from one that does."""
-        layers, storing = self.num_hidden_layers, self.storing()
-        if list(storing) != sorted(set(storing) & set(range(layers))) or storing[:1] != (0,):
+        layers, storing = self.num_hidden_layers, list(self.storing())
+        if storing != sorted(set(storing) & set(range(layers))) or storing[:1] != [0]:
             raise ValueError(
                 f'storage must be "half", a number of lowest layers from 1 to {layers}, or a list '
                 f"of layers up to {layers - 1}, ascending, that begins with 0, got {self.storage!r}"
@@ -196,6 +202,7 @@ class LimeConfig(DecoderConfig):
         """Raise ``ValueError`` unless every layer has a list of earlier layers."""
         if self.router_sources is not None:
             check_sources(self.router_sources, self.num_hidden_layers)
+            self.validate_storage()
             storing = self.storing()
             for layer, sources in enumerate(self.router_sources):
                 if not set(sources) <= set(storing) or (layer not in storing and not sources):
@@ -346,18 +353,17 @@ class Lime(Variant[LimeConfig]):
                 first = range(min(layer_idx, window))
                 return tuple(sorted({*first, *range(max(0, layer_idx - 1), layer_idx)}))
             case _:
-                return tuple(j for j in config.storing() if j < layer_idx)
+                return config.storing_below(layer_idx)
 
     @classmethod
     def lenders(cls, config: LimeConfig, layer_idx: int) -> tuple[int, ...]:
-        storing = config.storing()
-        if layer_idx in storing:
+        if layer_idx in config.storing():
             return ()
         if config.upper == "borrow":
             return (config.lender_of(layer_idx),)
         if config.router_sources is not None:
             return tuple(config.router_sources[layer_idx])
-        return tuple(j for j in storing if j < layer_idx)
+        return config.storing_below(layer_idx)
 
     @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:

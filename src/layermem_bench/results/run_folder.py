@@ -22,6 +22,8 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -316,11 +318,17 @@ def check_has_config(folder: RunFolder) -> None:
 def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     """Return the fields of a config.yaml, and what is under ``about``."""
     try:
-        fields = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
+        fields = deepcopy(_parsed(Path(path).read_text(encoding="utf-8")))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     about = fields.pop("about", None) if isinstance(fields, dict) else None
     return fields, about if isinstance(about, dict) else {}
+
+
+@lru_cache(1024)
+def _parsed(text: str) -> Any:
+    """Return what YAML says. A study looks at each of its configs several times."""
+    return yaml.load(text, _LOADER)
 
 
 def fields_digest(fields: Any) -> str:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -83,7 +84,15 @@ def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
 
 
 def describe_environment() -> dict[str, str]:
-    """Return versions, commit and machine, as far as they can be found out."""
+    """Return versions, commit and machine, as far as they can be found out.
+
+    They are those of this process, which has loaded its code: what is changed later has no effect.
+    """
+    return dict(_environment())
+
+
+@cache
+def _environment() -> Mapping[str, str]:
     return {
         "layermem": _package_version("layermem"),
         "python": platform.python_version(),
