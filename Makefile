@@ -57,8 +57,10 @@ test-real: $(VENV)/.installed-real
 
 # What depends on the release of transformers: every variant's contract (configs, caches, masks, generation,
 # saving), models, conversions, attached models, and a training. Left out is what asks torch and ourselves
-# alone: equations of single variants, seams, buffers of slots, the registry, stages, and copies in processes.
+# alone: equations and counts of single variants, seams, buffers of slots, the registry, stages, and copies in
+# processes.
 RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py tests/models \
+	-k "not second_derivatives and not equations_written_out and not closed_form and not identity_setting" \
 	$(addprefix --ignore=tests/models/test_,distributed.py registry.py seams.py slot_buffer.py stages.py) \
 	tests/convert tests/retrofit tests/generation/test_generate.py \
 	tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py

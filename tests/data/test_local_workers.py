@@ -234,7 +234,7 @@ def running(group):
 @pytest.mark.slow
 def test_ten_kills_lose_and_double_nothing(tmp_path, tokenizer):
     text, rng = tmp_path / "a.jsonl", random.Random(0)
-    rows = ({"text": f"document {i} " * rng.randrange(1, 400)} for i in range(20_000))
+    rows = ({"text": f"document {i} " * rng.randrange(1, 400)} for i in range(6_000))
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
     whole = prepare(ask(text, tmp_path / "whole"), tokenizer)
     killed_and_finished(text, tmp_path / "c", 10, tokenizer, whole, seed=2)

@@ -106,8 +106,11 @@ def test_one_process_in_each_way_allocates_what_is_counted(name, variant, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["plain", "lime"])
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    # What a way does to the other parts it does to slots.
+    [*((name, "lime") for name in TOGETHER), ("copied", "plain"), ("sharded", "plain")],
+)
 def test_two_processes_allocate_what_is_counted(name, variant, tmp_path):
     expected = counted(run_of(name, variant, tmp_path), 2)
     peaks = []

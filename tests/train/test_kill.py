@@ -87,7 +87,7 @@ def wait_for_end(started, tmp_path):
         pytest.param("in the background", 2, id="two kills in the background"),
         *(
             pytest.param(way, moments, marks=pytest.mark.slow, id=f"{moments} kills, {way}")
-            for way, moments in zip(WAYS, (8, 20, 8), strict=True)
+            for way, moments in zip(WAYS, (4, 20, 4), strict=True)
         ),
     ],
 )

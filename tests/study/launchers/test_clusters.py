@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from small_run import a_run, assert_same_end, curve
+from small_run import a_run, assert_same_end
 
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study.launchers.launcher import Launching
@@ -93,12 +93,18 @@ def training_in(folder):
     return None
 
 
-def when_begun(folder, act):
-    """Call ``act`` with the id of the training process once its run has a checkpoint."""
+def newest_step(folder):
+    """Return the step of the newest checkpoint, 0 where there is none."""
+    checkpoint = folder.latest_checkpoint()
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+
+
+def when_begun(folder, act, step=0):
+    """Call ``act`` with the id of the training process once there is a checkpoint after a step."""
 
     def watch():
         end = time.monotonic() + 120
-        while not folder.complete_checkpoints() and time.monotonic() < end:
+        while newest_step(folder) <= step and time.monotonic() < end:
             time.sleep(0.02)
         act(training_in(folder.path))
 
@@ -140,32 +146,37 @@ def test_a_run_whose_worker_dies_ends_as_if_it_had_not(launcher, act, ray, tmp_p
 
 @LAUNCHERS
 def test_a_run_that_fails_by_itself_is_tried_once_and_told(launcher, ray, tmp_path):
+    """One that diverges beside it is tried once too, and is no failure."""
     bad = a_run(tmp_path, variant="lame")
-    said = r"1 of 1 runs failed: bad ended with exit code 1: .*'lame'.*bad/error.txt"
+    steep = a_run(tmp_path, optim={"lr": 1e30, "warmup_steps": 0, "clip": 0.0})
+    said = r"1 of 2 runs failed: bad ended with exit code 1: .*'lame'.*bad/error.txt"
     with pytest.raises(RuntimeError, match=said):
-        train_missing({"bad": bad}, tmp_path / "out", launcher())
+        train_missing({"bad": bad, "steep": steep}, tmp_path / "out", launcher())
     assert (tmp_path / "out" / "bad" / "error.txt").read_text().count("'lame'") == 1
+    diverged = RunFolder(tmp_path / "out" / "steep")
+    assert diverged.divergence(steep.id) and not diverged.final.exists()
 
 
 @LAUNCHERS
 def test_what_is_stopped_has_saved_and_goes_on(launcher, ray, tmp_path, monkeypatch):
-    # A second or more goes by until the run is told, and checkpoints take most of its time.
-    run = a_run(tmp_path, max_steps=300, eval_every=150)
+    # So many steps that it is told before its end, however long that takes.
+    steps = 100_000
+    run = a_run(tmp_path, max_steps=steps, eval_every=steps, save_every=10)
     folder = RunFolder(tmp_path / "out" / "one")
     this = threading.main_thread().ident
-    watcher = when_begun(folder, lambda _: signal.pthread_kill(this, signal.SIGTERM))
-    with pytest.raises(SystemExit):
-        train_missing({"one": run}, tmp_path / "out", launcher())
-    watcher.join()
-    with folder.locked():
-        assert folder.latest_checkpoint() is not None and not folder.final.exists()
-    alone = train(run, tmp_path / "alone")
-    there = train_missing({"one": run}, tmp_path / "out", launcher())["one"]
-    assert curve(there) == curve(alone)
 
+    def tell(_):
+        signal.pthread_kill(this, signal.SIGTERM)
 
-@LAUNCHERS
-def test_a_run_that_diverges_is_tried_once(launcher, ray, tmp_path):
-    run = a_run(tmp_path, optim={"lr": 1e30, "warmup_steps": 0, "clip": 0.0})
-    folder = train_missing({"one": run}, tmp_path / "out", launcher())["one"]
-    assert folder.divergence(run.id) and not folder.final.exists()
+    ends = [0]
+    for _ in range(2):
+        watcher = when_begun(folder, tell, ends[-1])
+        with pytest.raises(SystemExit):
+            train_missing({"one": run}, tmp_path / "out", launcher())
+        watcher.join()
+        with folder.locked():
+            ends.append(newest_step(folder))
+        assert folder.rows()[-1]["step"] == ends[-1], "it saved where it stopped"
+    # The second start went on where the first had stopped.
+    assert 0 < ends[1] < ends[2] < steps
+    assert [row["step"] for row in folder.rows()] == list(range(1, ends[2] + 1))
