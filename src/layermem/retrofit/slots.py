@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from layermem.ops.route import Slot, SlotBuffer, store
+from layermem.ops.route.deferred import pair_up
 
 if TYPE_CHECKING:
     from layermem.retrofit.attachment import Attachment
@@ -168,7 +169,7 @@ class CheckpointedLayer:
         tensors = [tensor for slot in history for tensor in slot]
         outputs = self.checkpoint(run, *args, *tensors, *self._anchor((*args, *tensors)))
         own = outputs[run.n_outputs :]
-        for lane, slot in zip(forward.lanes, _pair_up(own), strict=True):
+        for lane, slot in zip(forward.lanes, pair_up(own), strict=True):
             lane.keep(self.layer, slot)
         return outputs[: run.n_outputs] if run.is_tuple else outputs[0]
 
@@ -205,7 +206,7 @@ class _LayerRun:
         forward = self.attachment.begin_layer(defers=self.defers)
         lanes = forward.lanes
         sources = self.attachment.sources[self.layer]
-        slots = iter(_pair_up(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
+        slots = iter(pair_up(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
         for lane in lanes:
             lane.resume(self.layer, {j: next(slots) for j in sources})
         with entered(forward):
@@ -214,7 +215,3 @@ class _LayerRun:
         outputs = output if self.is_tuple else (output,)
         self.n_outputs = len(outputs)
         return (*outputs, *(tensor for lane in lanes for tensor in lane.last))
-
-
-def _pair_up(tensors: Sequence[Tensor]) -> list[Slot]:
-    return list(zip(tensors[::2], tensors[1::2], strict=True))
