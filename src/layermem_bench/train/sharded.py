@@ -9,6 +9,7 @@ autocast would cast them, and all others in float32, so that a run computes what
 does; gradients are summed in float32. A checkpoint also holds the full model, to be loaded as any.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +67,8 @@ class ShardedTrainer(Trainer):
         whole_mesh = self.accelerator.state.device_mesh
         copies, shards, degree = whole_mesh.shape
         if degree > 1:
+            # Each process would warn that norms and whole weights take two collectives.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             share_weights(self.model, whole_mesh["tp"])
         if copies * shards == 1:
             return

@@ -157,10 +157,6 @@ class Trainer(transformers.Trainer):
             self.optimizer = build_optimizer(trained, overrides, self.run.optim, self.args.device)
         return self.optimizer
 
-    def get_tp_size(self) -> int:
-        """Return how many processes compute on the same sequences."""
-        return self.run.compute.tensor
-
     def unwrapped_optimizer(self) -> Any:
         """Return the optimizer itself, without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
@@ -229,9 +225,12 @@ class Trainer(transformers.Trainer):
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             judged = self.learning.judge(model, batch, self._loss_chunk(batch))
-        # As gather_for_metrics, which counts what processes that share heads have in common twice.
+        # As gather_for_metrics, which would have the rows of every process that shares heads.
         rows = self.accelerator.gather(judged).unflatten(0, (self.args.world_size, -1))
-        rows, loader = rows[:: self.get_tp_size()].flatten(0, 1), self.accelerator.gradient_state
+        rows, loader = (
+            rows[:: self.run.compute.tensor].flatten(0, 1),
+            self.accelerator.gradient_state,
+        )
         # The last batch is filled up with sequences of the first one.
         filled = loader.end_of_dataloader and loader.remainder > 0
         self._judged.append(rows[: loader.remainder] if filled else rows)
