@@ -25,8 +25,8 @@ def penalized_run(folder):
 
 
 def heads_run(folder, **compute):
-    """Two key-value heads; two processes divide the vocabulary evenly, four do not. The seven blocks
-    of validation are no full batches."""
+    """Two key-value heads; two processes divide the vocabulary evenly, four do not; the seven
+    blocks of validation are no full batches."""
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 258}
     return a_run(folder, **UNEVEN, keep=9, eval_blocks=7, model=sizes, compute=compute)
 

@@ -10,6 +10,7 @@ from small_run import a_run, assert_alike, rewound
 from tiny import TINY
 
 import layermem
+from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.run import Compute, Host, Regularizer, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
@@ -135,6 +136,13 @@ def test_models_whose_heads_cannot_be_shared_are_refused(changes, message, tmp_p
     with pytest.raises(ValueError, match=message):
         train(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_is_divided_by_the_groups_that_share_heads(tmp_path):
+    """Eight sequences a step, three at once in each of two groups."""
+    run = a_run(tmp_path, compute={"tensor": 2, "micro_batch": 3})
+    with pytest.raises(ValueError, match="batch_size .8. .* number of groups of processes .2."):
+        sequences_at_once(run, 2)
 
 
 def test_a_saved_model_whose_heads_cannot_be_shared_is_refused(tmp_path, monkeypatch):

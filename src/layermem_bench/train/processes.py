@@ -1,4 +1,4 @@
-"""The processes of one distributed run: their mesh, how they wait for each other, agree, and exit."""
+"""The processes of one distributed run: their mesh; they wait for each other, agree, and exit."""
 
 import atexit
 import logging

@@ -95,14 +95,14 @@ def check_sharing(run: Run, config: Any) -> None:
     for name in ("num_key_value_heads", "intermediate_size"):
         size = getattr(config, name)
         if size % degree:
-            choices = [str(n) for n in range(1, size + 1) if size % n == 0]
+            choices = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise ValueError(
-                f"{begin} does not divide {name}={size}; take one of {', '.join(choices)}, or {mend}"
+                f"{begin} does not divide {name}={size}; take one of {choices}, or {mend}"
             )
     if not shares_heads(config, lookup(run.variant).variant, degree):
         raise ValueError(
-            f"{begin}: processes cannot share the heads of {run.variant}, each layer of which reads "
-            f"all heads at once; {mend}"
+            f"{begin}: processes cannot share the heads of {run.variant}, whose layers read all "
+            f"heads at once; {mend}"
         )
     if config.attention_dropout:
         raise ValueError(
