@@ -13,7 +13,7 @@ import torch
 from single_runs import heads_run
 from small_run import rewound
 from torch import distributed
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from layermem_bench.config.run import Optim, Task
 from layermem_bench.evals.solving import attempt, evaluate
@@ -42,7 +42,7 @@ FOUR = [
 
 
 def seen_in_a_step(model):
-    """Return how a projection is divided, what it weighs here, and the first row of the batch."""
+    """Return how a projection is divided, how a router is, and whether a GPU's step is fused."""
     weight = model.model.layers[1].self_attn.k_proj.weight
     assert isinstance(weight, DTensor)
     router = model.model.layers[1].self_attn.memory.weight
@@ -50,9 +50,8 @@ def seen_in_a_step(model):
     overrides, cuda = model.variant.overrides, torch.device("cuda")
     return {
         "sizes": list(weight.device_mesh.shape),
-        "divided": [isinstance(p, Shard) for p in weight.placements],
-        "copied": [isinstance(p, Replicate) for p in weight.placements],
         "numbers": weight.to_local().numel(),
+        "router is whole": not isinstance(router, DTensor),
         "router": list(router.shape),
         "fused": build_optimizer(model, overrides, Optim(), cuda).defaults["fused"],
     }

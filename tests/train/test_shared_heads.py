@@ -75,6 +75,8 @@ def test_who_holds_and_reads_what(folder):
         assert group[0]["rows"] == group[1]["rows"]
     assert copies[0]["rows"] != copies[2]["rows"]
     assert shards[0]["rows"] != shards[2]["rows"]
+    assert all(each["router"] == [2, 4] for each in (*two, *copies, *shards))
+    assert all(each["router is whole"] for each in two)
     assert not two[0]["fused"]
     assert copies[0]["fused"]
 
