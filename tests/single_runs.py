@@ -24,6 +24,13 @@ def penalized_run(folder):
     return replace(layout_run(folder), regularizer=PENALTY)
 
 
+def heads_run(folder, **compute):
+    """Two key-value heads; two processes divide the vocabulary evenly, four do not; the seven
+    blocks of validation are no full batches."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 258}
+    return a_run(folder, **UNEVEN, keep=9, eval_blocks=7, model=sizes, compute=compute)
+
+
 def train_alone(folder):
     """Train what two processes are compared with; return the curves in each precision."""
     curves = {}

@@ -126,6 +126,9 @@ def test_what_is_not_counted_is_refused(run):
     some = replace(run.compute, checkpoint_activations=True, checkpoint_every=4)
     with pytest.raises(ValueError, match="checkpoint_every=4: activations that some layers keep"):
         plan_run(replace(run, compute=some), {}, cluster)
+    shared = replace(run, compute=replace(run.compute, tensor=2))
+    with pytest.raises(ValueError, match="tensor=2: what processes that share heads hold"):
+        plan_run(shared, {}, cluster)
     with pytest.raises(ValueError, match="precision=float32"):
         plan_run(replace(run, compute=replace(run.compute, precision="float32")), {}, cluster)
     with pytest.raises(ValueError, match="1024.* must be a multiple of .* processes \\(48\\)"):

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,10 +177,7 @@ def test_copies_that_do_not_divide_the_processes_are_refused(tmp_path, monkeypat
         a_run(tmp_path, compute={"replicas": 2})
     run = a_run(tmp_path, compute={"shard": True, "replicas": 2})
     for processes in (3, 2):
-        monkeypatch.setattr(
-            "layermem_bench.train.run.training_arguments",
-            lambda *_, n=processes: SimpleNamespace(world_size=n, process_index=0),
-        )
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
         with pytest.raises(ValueError, match=f"replicas=2 does not divide the {processes}"):
             train(run, tmp_path / "out")
 

@@ -4,11 +4,13 @@ Where their number divides the key-value heads, and the variant has rules for th
 attends with heads of its own. Elsewhere the heads are gathered before the seams.
 """
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import transformers
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
-from layermem.models.configuration import DecoderConfig
+from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 
 if TYPE_CHECKING:
     from layermem.models.pretrained import PreTrainedDecoder
@@ -19,7 +21,7 @@ def share_layers(model: "PreTrainedDecoder", sizes: Any, mesh: Any = None) -> No
 
     ``sizes`` is transformers' ``DistributedConfig`` and ``mesh`` what it made of that.
     """
-    degree, config = sizes.tp_size, model.config
+    degree = sizes.tp_size
     if degree == 1:
         return
     if sizes.fsdp_size > 1 and _has_tensor_parallelism_alone(mesh):
@@ -28,11 +30,43 @@ def share_layers(model: "PreTrainedDecoder", sizes: Any, mesh: Any = None) -> No
             f"transformers {transformers.__version__}, which would shard by tp_size alone; use "
             "5.19 or newer"
         )
-    rules = dict(DecoderConfig.base_model_tp_plan)
-    if config.num_key_value_heads % degree == 0 and not model.variant.inputs_by_head(config):
-        rules = {**config.base_model_tp_plan, **config.local_heads_tp_plan}
+    _set_rules(model, degree)
+
+
+def share_weights(model: "PreTrainedDecoder", mesh: Any) -> None:
+    """Have the processes of a mesh share a model that each of them holds whole, in place.
+
+    A vocabulary that their number does not divide stays whole in each.
+    """
+    degree = mesh.size()
+    _set_rules(model, degree)
+    vocabulary = {model.get_input_embeddings(), model.get_output_embeddings()}
+    for name, module in model.named_modules():
+        rule = model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        if rule is None or (module in vocabulary and model.config.vocab_size % degree):
+            continue
+        for parameter, _ in list(module.named_parameters(recurse=False)):
+            ALL_PARALLEL_STYLES[rule].shard_param(module, parameter, mesh)
+        ALL_PARALLEL_STYLES[rule].install_forward(module, mesh)
+    model.tie_weights()
+    model._tp_size = degree
+
+
+def shares_heads(config: DecoderConfig, variant: Any, degree: int) -> bool:
+    """Return whether each of ``degree`` processes attends with key-value heads of its own."""
+    return LOCAL_HEADS.items() <= _rules(config, variant, degree).items()
+
+
+def _rules(config: DecoderConfig, variant: Any, degree: int) -> dict[str, str]:
+    if config.num_key_value_heads % degree or variant.inputs_by_head(config):
+        return dict(DecoderConfig.base_model_tp_plan)
+    return {**config.base_model_tp_plan, **config.local_heads_tp_plan}
+
+
+def _set_rules(model: "PreTrainedDecoder", degree: int) -> None:
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     plan = {name: rule for name, rule in model.tp_plan.items() if ".layers." not in f".{name}"}
+    rules = _rules(model.config, model.variant, degree)
     model.tp_plan = {**plan, **{prefix + name: rule for name, rule in rules.items()}}
 
 

@@ -14,7 +14,7 @@ _OF_OURS: dict[str, tuple[str, ...]] = {
     "regularizer": (),
     "data": ("tokenizer", "isolate_documents"),
     "task": ("tokenizer",),
-    "compute": ("shard", "loss_chunk", "checkpoint_every", "async_checkpoints"),
+    "compute": ("shard", "tensor", "loss_chunk", "checkpoint_every", "async_checkpoints"),
 }
 
 

@@ -243,6 +243,10 @@ class Compute:
     """Copies of a sharded model: each is sharded over its share of the processes, those next to
     each other, and gradients are summed over the copies once a step. With one copy a machine,
     weights are gathered within machines."""
+    tensor: int = number(1, at_least(1))
+    """Processes next to each other that share each layer's heads and mlp (tensor parallelism): they
+    compute on the same sequences. It divides the processes and the key-value heads; the others hold
+    copies, or are what `shard` and `replicas` say."""
     keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
     """What each process of a sharded run keeps unsharded between two micro-batches of a step.
     "nothing": the least memory; each micro-batch gathers all weights twice and scatters all

@@ -73,6 +73,7 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.checkpoint_every": "memory for time; the same numbers are computed again",
     "compute.shard": "rounding",
     "compute.replicas": "rounding",
+    "compute.tensor": "rounding",
     "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",
     "compute.async_checkpoints": "when checkpoints are written",

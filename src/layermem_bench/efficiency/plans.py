@@ -139,6 +139,11 @@ def check_counted(run: Run) -> None:
             f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some "
             "layers keep are not counted in closed form; leave it 1"
         )
+    if run.compute.tensor > 1:
+        raise ValueError(
+            f"compute.tensor={run.compute.tensor}: what processes that share heads hold and send "
+            "is not counted in closed form; leave it 1"
+        )
 
 
 def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:

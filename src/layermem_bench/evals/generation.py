@@ -85,18 +85,22 @@ def shared_greedy(
     Every process has the same number of prompts, so the same number of batches. A sharded model
     needs all processes in every forward, so transformers has each go on until the last has ended.
     """
-    processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    # Those that share the model's heads compute the same answers.
+    same = getattr(model, "tp_size", None) or 1
+    distributed = dist.is_available() and dist.is_initialized()
+    processes = dist.get_world_size() // same if distributed else 1
     if processes == 1 or not prompts:
         return greedy(model, prompts, settings)
     order = _by_length(prompts)
     # Process p of P takes every P-th prompt from p on, so shares are of about one length. The
     # longest prompt is repeated where the number does not divide.
     order += order[-1:] * (-len(order) % processes)
-    own = greedy(model, [prompts[i] for i in order[dist.get_rank() :: processes]], settings)
-    gathered: list[list[list[int]]] = [[] for _ in range(processes)]
+    share = order[dist.get_rank() // same :: processes]
+    own = greedy(model, [prompts[i] for i in share], settings)
+    gathered: list[list[list[int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, own)
     generated: list[list[int]] = [[] for _ in prompts]
-    for process, rows in enumerate(gathered):
+    for process, rows in enumerate(gathered[::same]):
         for i, row in zip(order[process::processes], rows, strict=True):
             generated[i] = row
     return generated

@@ -18,7 +18,7 @@ from torch import distributed, nn
 from torch.distributed.checkpoint import state_dict as sharding
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
@@ -100,26 +100,40 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> 
         )
     state = torch.load(checkpoint / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        named = _state_by_parameter_name(state, model, optimizer)
-        full = sharding.StateDictOptions(full_state_dict=True)
-        sharding.set_optimizer_state_dict(model, optimizer, optim_state_dict=named, options=full)
+        own = _own_state_by_name(state, model, optimizer)
+        sharding.set_optimizer_state_dict(model, optimizer, optim_state_dict=own)
     else:
         optimizer.load_state_dict(state)
 
 
-def _state_by_parameter_name(
+def _own_state_by_name(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer
 ) -> dict[str, Any]:
-    """Return an optimizer's state with the parameters' names in place of their numbers."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    """Return this process's part of an optimizer's state, by the parameters' names and not their
+    numbers."""
+    parameters = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
     name_of: dict[int, str] = {}
     groups = []
     for ours, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
         named = [names[id(parameter)] for parameter in ours["params"]]
         name_of |= dict(zip(theirs["params"], named, strict=True))
         groups.append({**theirs, "params": named})
-    moments = {name_of[number]: values for number, values in state["state"].items()}
+    moments = {}
+    for number, values in state["state"].items():
+        name = name_of[number]
+        own = {key: _own_part(value, parameters[name]) for key, value in values.items()}
+        moments[name] = own
     return {"state": moments, "param_groups": groups}
+
+
+def _own_part(value: Any, parameter: torch.Tensor) -> Any:
+    """Return a value of a parameter's state divided as the parameter is."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    # Every process has read the whole, so that none is sent anything.
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(value, mesh, placements, src_data_rank=None)
 
 
 def load_schedule(checkpoint: Path, scheduler: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -95,14 +96,16 @@ def build_optimizer(
     optim: Optim,
     device: torch.device,
 ) -> AdamW:
-    """Return AdamW over all groups; on CUDA its step is fused into one kernel for each group."""
+    """Return AdamW over all groups; on CUDA its step is fused into one kernel for each group, but
+    where tensor parallelism divides some of the parameters alone."""
+    kinds = {isinstance(parameter, DTensor) for parameter in model.parameters()}
     optimizer = AdamW(
         parameter_groups(model, overrides, optim),
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
         # On a CPU a fused step rounds differently, and would not repeat recorded learning curves.
-        fused=True if device.type == "cuda" else None,
+        fused=True if device.type == "cuda" and len(kinds) == 1 else None,
     )
     optimizer.register_load_state_dict_pre_hook(_keep_fused_setting)
     return optimizer

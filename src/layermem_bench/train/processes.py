@@ -1,4 +1,4 @@
-"""The processes of one distributed run: they form a group, wait for each other, agree, and exit."""
+"""The processes of one distributed run: their mesh; they wait for each other, agree, and exit."""
 
 import atexit
 import logging
@@ -16,8 +16,40 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from transformers import TrainingArguments
 
+from layermem_bench.config.run import Compute
+
 # Keys of counters in the store that the group was formed with.
 _FINISHED, _FAILED = "layermem/ended", "layermem/failed"
+
+
+def mesh_shape(compute: Compute, processes: int) -> tuple[int, int, int]:
+    """Return over how many processes a run's model is copied, sharded, and shared by its heads.
+
+    Processes that share heads are next to each other, and those that copy the model farthest apart.
+    """
+    for name, several in (("shard", compute.shard), ("tensor", compute.tensor > 1)):
+        if several and processes == 1:
+            raise ValueError(
+                f"compute.{name} needs several processes: torchrun --nproc-per-node N -m layermem "
+                "train"
+            )
+    groups, rest = divmod(processes, compute.tensor)
+    if rest:
+        choices = [n for n in range(1, processes + 1) if processes % n == 0]
+        raise ValueError(
+            f"compute.tensor={compute.tensor} does not divide the {processes} processes; take one "
+            f"of {', '.join(map(str, choices))}"
+        )
+    if not compute.shard:
+        return groups, 1, compute.tensor
+    shards, rest = divmod(groups, compute.replicas)
+    if rest or shards < 2:
+        shared = f" that compute.tensor={compute.tensor} leaves" if compute.tensor > 1 else ""
+        raise ValueError(
+            f"compute.replicas={compute.replicas} does not divide the {groups} processes{shared} "
+            "into copies of two or more, which compute.shard needs; take numbers that do"
+        )
+    return compute.replicas, shards, compute.tensor
 
 
 def form_group(processes: int, timeout_seconds: int) -> None:

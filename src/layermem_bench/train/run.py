@@ -26,7 +26,12 @@ from layermem_bench.train.model_card import write_model_card
 from layermem_bench.train.processes import wait_for_all
 from layermem_bench.train.run_config import claim_folder, record_beginning
 from layermem_bench.train.sequences import data_digest, prompts_digest, weights_digest
-from layermem_bench.train.setup import check_options, check_router_lr, training_arguments
+from layermem_bench.train.setup import (
+    check_options,
+    check_router_lr,
+    check_sharing,
+    training_arguments,
+)
 from layermem_bench.train.sharded import ShardedTrainer
 from layermem_bench.train.stopping import NotFiniteError
 from layermem_bench.train.trainer import Trainer
@@ -50,20 +55,10 @@ def train(
     """
     # The sizes of a saved model, or of a host, are not the run's own.
     if run.model.pretrained is None and run.host.model is None:
-        check_options(run.variant, run.model)
+        check_sharing(run, check_options(run.variant, run.model))
         check_router_lr(run)
     folder = RunFolder(out)
     args = training_arguments(run, folder)
-    if run.compute.shard and args.world_size == 1:
-        raise ValueError(
-            "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
-        )
-    shards, rest = divmod(args.world_size, run.compute.replicas)
-    if rest or (run.compute.shard and shards < 2):
-        raise ValueError(
-            f"compute.replicas={run.compute.replicas} does not divide the {args.world_size} "
-            "processes into copies of two or more; take a number that does"
-        )
     is_first = args.process_index == 0
     if is_first:
         folder.create()
@@ -105,9 +100,11 @@ def _train(
     """Train from a checkpoint or the beginning, measure the final model, and save it."""
     set_seed(run.seed)
     model = learning.load_model()
+    check_sharing(run, model.config)
     # Every checkpoint says it from the first step on.
     write_lineage(model.config, earlier.followed_by(stage_of(run, content_of(run))))
-    trainer_class = ShardedTrainer if run.compute.shard else Trainer
+    is_divided = run.compute.shard or run.compute.tensor > 1
+    trainer_class = ShardedTrainer if is_divided else Trainer
     trainer = trainer_class(run, folder, model, learning)
     if trainer.is_world_process_zero():
         name, count = type(trainer.model).__name__, trainer.model.num_parameters()

@@ -12,6 +12,7 @@ from transformers import AutoConfig, TrainingArguments
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
+from layermem.models.tensor_parallel import shares_heads
 from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.run import Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -19,7 +20,7 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.tasks import registry as tasks
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.optimizer import find_overridden
-from layermem_bench.train.processes import form_group
+from layermem_bench.train.processes import form_group, mesh_shape
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,35 @@ def check_options(variant: str, model: Model) -> DecoderConfig:
         raise ValueError(str(error.__cause__ or error)) from error
 
 
+def check_sharing(run: Run, config: Any) -> None:
+    """Raise unless ``compute.tensor`` processes can share the heads of a model of this config."""
+    degree = run.compute.tensor
+    if degree == 1:
+        return
+    begin, mend = f"compute.tensor={degree}", "leave it out; --compute.shard shards any model"
+    for name in ("num_key_value_heads", "intermediate_size"):
+        size = getattr(config, name)
+        if size % degree:
+            choices = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise ValueError(
+                f"{begin} does not divide {name}={size}; take one of {choices}, or {mend}"
+            )
+    if not shares_heads(config, lookup(run.variant).variant, degree):
+        raise ValueError(
+            f"{begin}: processes cannot share the heads of {run.variant}, whose layers read all "
+            f"heads at once; {mend}"
+        )
+    if config.attention_dropout:
+        raise ValueError(
+            f"{begin} with attention_dropout={config.attention_dropout}: processes of one seed "
+            f"would drop the same weights of different heads; set it to 0, or {mend}"
+        )
+    if run.regularizer.penalty:
+        raise ValueError(
+            f"{begin} with regularizer.penalty={run.regularizer.penalty} is not supported: {mend}"
+        )
+
+
 def check_router_lr(run: Run) -> None:
     """Raise if a run gives ``optim.router_lr`` and its new model has no parameter for it."""
     if run.optim.router_lr is not None and not adds_parameters(run.variant, run.model):
@@ -129,12 +159,15 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
     """Translate a run's config into transformers' arguments; form the group of its processes."""
     compute, optim = run.compute, run.optim
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    micro = sequences_at_once(run, processes)
+    copies, shards, _ = mesh_shape(compute, processes)
+    # Processes with sequences of their own.
+    readers = copies * shards
+    micro = sequences_at_once(run, readers)
     if run.regularizer.penalty and micro < 2:
         raise ValueError(
             f"regularizer.penalty={run.regularizer.penalty} needs a covariance over at least 2 "
             f"sequences, and a process computes {micro} at once: raise compute.micro_batch "
-            f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {processes} "
+            f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {readers} "
             "processes)"
         )
     in_bfloat16 = uses_bfloat16(compute.precision)
@@ -148,7 +181,7 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
         max_steps=run.max_steps,
         per_device_train_batch_size=micro,
         per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=optim.batch_size // (micro * processes),
+        gradient_accumulation_steps=optim.batch_size // (micro * readers),
         max_grad_norm=optim.clip,
         logging_steps=run.log_every,
         logging_first_step=True,

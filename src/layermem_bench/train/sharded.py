@@ -1,4 +1,7 @@
-"""The trainer with parameters, gradients and optimizer states sharded over processes (FSDP2).
+"""The trainer with parameters, gradients and optimizer states divided over processes.
+
+A model may be copied, sharded (FSDP2) and shared by its heads (tensor parallelism), each over one
+dimension of a mesh of processes. Copies are FSDP2's too, with shards of one process.
 
 Every layer is a unit of torch's ``fully_shard``. The root unit, gathered once a forward, holds the
 embeddings and the head. In bfloat16 the weights of linear layers are gathered in bfloat16, as
@@ -6,6 +9,7 @@ autocast would cast them, and all others in float32, so that a run computes what
 does; gradients are summed in float32. A checkpoint also holds the full model, to be loaded as any.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,12 +19,14 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.trainer import SCHEDULER_NAME
 
+from layermem.models.tensor_parallel import share_weights
 from layermem_bench.train import checkpoints
+from layermem_bench.train.processes import mesh_shape
 from layermem_bench.train.setup import uses_bfloat16
 from layermem_bench.train.trainer import Trainer
 
@@ -40,6 +46,12 @@ class ShardedTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
+        # Under these names accelerate gives the processes of a "tp" group the same sequences.
+        self.accelerator.state.device_mesh = init_device_mesh(
+            self.args.device.type,
+            mesh_shape(self.run.compute, self.args.world_size),
+            mesh_dim_names=("dp_replicate", "dp_shard", "tp"),
+        )
         prepare = self.accelerator.prepare_model
         # Prepared as for evaluation: precision and compilation, but no DistributedDataParallel.
         self.accelerator.prepare_model = lambda model, **_: prepare(
@@ -52,13 +64,15 @@ class ShardedTrainer(Trainer):
         return super().create_optimizer(model)
 
     def _shard(self) -> None:
-        copies = self.run.compute.replicas
-        shape = (copies, self.args.world_size // copies)
-        mesh = init_device_mesh(
-            self.args.device.type,
-            shape if copies > 1 else shape[1:],
-            mesh_dim_names=("copies", "shards") if copies > 1 else ("shards",),
-        )
+        whole_mesh = self.accelerator.state.device_mesh
+        copies, shards, degree = whole_mesh.shape
+        if degree > 1:
+            # Each process would warn that norms and whole weights take two collectives.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+            share_weights(self.model, whole_mesh["tp"])
+        if copies * shards == 1:
+            return
+        mesh = whole_mesh["dp_replicate", "dp_shard"] if copies > 1 else whole_mesh["dp_shard"]
         policy = MixedPrecisionPolicy()
         if uses_bfloat16(self.run.compute.precision):
             # What autocast leaves in float32, but for embeddings, is one small unit, gathered from
@@ -79,14 +93,15 @@ class ShardedTrainer(Trainer):
         """Scatter gradients and free weights after each micro-batch, unless ``compute.keep_whole``
         keeps them in full until a step's last one."""
         keep_whole, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
-        self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
-        self.model.set_requires_all_reduce(is_last)
-        self.model.set_reshard_after_backward(is_last or keep_whole != "all")
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
+            self.model.set_requires_all_reduce(is_last)
+            self.model.set_reshard_after_backward(is_last or keep_whole != "all")
         return super().training_step(*args, **kwargs)
 
     def variant_metrics(self) -> dict[str, float]:
-        """Return no metrics: no process holds the full routers."""
-        return {}
+        """Return no metrics where no process holds the full routers."""
+        return {} if isinstance(self.model, FSDPModule) else super().variant_metrics()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Gather the model and have one process write it."""

@@ -225,7 +225,13 @@ class Trainer(transformers.Trainer):
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             judged = self.learning.judge(model, batch, self._loss_chunk(batch))
-        self._judged.append(self.accelerator.gather_for_metrics(judged))
+        # As gather_for_metrics, which would have the rows of every process that shares heads.
+        by_process = self.accelerator.gather(judged).unflatten(0, (self.args.world_size, -1))
+        rows = by_process[:: self.run.compute.tensor].flatten(0, 1)
+        # The last batch is filled up with sequences of the first one.
+        loader = self.accelerator.gradient_state
+        filled = loader.end_of_dataloader and loader.remainder > 0
+        self._judged.append(rows[: loader.remainder] if filled else rows)
         return None, None, None
 
     def _all_judged(self) -> Tensor:
