@@ -65,13 +65,21 @@ def test_every_answer_is_one_click_away(page):
 
 
 def test_how_many_claims_hold_is_said_as_counted():
-    said = " ".join(prose(first_screen("docs/results/paper.md")))
+    said = " ".join(prose(first_screen("docs/results/paper.md"))).lower()
     page = (ROOT / "docs/results/paper.md").read_text(encoding="utf-8")
-    counts = dict(re.findall(r"(?m)^\| (holds|does not hold|cannot be said).*? \| (\d+) \|", page))
-    adjusted = dict(re.findall(r"(?m)^\| (holds|does not hold) \| \d+ \| (\d+) \|", page))
-    total = sum(map(int, counts.values()))
-    assert (
-        f"of {total} differences, {counts['holds']} hold, {counts['does not hold']} do not" in said
+    table = page.partition("<!-- verdicts -->\n")[2].partition("\n\n")[0]
+    _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    cell = re.compile(r"\*{0,2}(\d+)\*{0,2}(?: \((\d+) after adjustment\))?")
+    counts = {row[0]: [cell.match(each).groups() for each in row[1:]] for row in rows}
+    holds, does_not, cannot = (
+        [(int(count), int(after or count)) for count, after in column]
+        for column in zip(*counts.values(), strict=True)
     )
-    assert f"{counts['cannot be said']} are within noise" in said
-    assert f"{adjusted['holds']} hold and {adjusted['does not hold']} do not" in said
+    total = sum(count for column in (holds, does_not, cannot) for count, _ in column)
+    sums = [sum(count for count, _ in column) for column in (holds, does_not, cannot)]
+    assert f"of {total} differences {sums[0]} hold, {sums[1]} do not, and {sums[2]} are" in said
+    adjusted = [sum(after for _, after in column) for column in (holds, does_not)]
+    assert f"after adjustment {adjusted[0]} hold and {adjusted[1]} do not" in said
+    quality = [int(count) for count, _ in counts["quality"]]
+    assert f"{quality[2]} of its {sum(quality)} differences are within noise" in said
+    assert f"of the {quality[0]} that hold" in said

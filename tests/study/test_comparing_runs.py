@@ -211,6 +211,25 @@ def test_seeds_that_are_added_are_another_look(tmp_path):
     assert looks(*other) == ((0, 1, 2),)
 
 
+def test_seeds_that_one_arm_alone_gets_are_another_look(tmp_path):
+    plain = [record(tmp_path / f"plain{seed}", variant="plain", seed=seed) for seed in range(4)]
+
+    def looks(count):
+        lime = [
+            record(tmp_path / f"lime{seed}", variant="lime", seed=seed) for seed in range(count)
+        ]
+        return compared(tmp_path, *plain, *lime).boards[0].conditions[0].looks
+
+    assert len(looks(2)) == len(looks(2)) == 1
+    assert len(looks(3)) == 2
+    assert looks(4) == looks(4) == ((0, 1, 2, 3),) * 3
+    # An arm that is new is looked at for the first time.
+    new = [record(tmp_path / f"mudd{seed}", variant="mudd", seed=seed) for seed in range(4)]
+    lime = [tmp_path / f"lime{seed}" for seed in range(4)]
+    again = compared(tmp_path, *plain, *lime, *new).boards[0].conditions[0].looks
+    assert again == ((0, 1, 2, 3),) * 3
+
+
 def test_what_a_run_recorded(tmp_path):
     record(tmp_path / "lime-s0", final=0.25, right=0.75)
     result = compared(tmp_path, tmp_path / "lime-s0")
@@ -391,6 +410,10 @@ def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_p
     # Two records in one file.
     (other / "metrics.jsonl").write_text((one / "metrics.jsonl").read_text() + kept)
     refused("step 10 comes after step 40")
+    (other / "metrics.jsonl").write_text(kept + kept.splitlines()[-1].replace("0.5", "0.4"))
+    refused("step 40 comes after step 40")
+    (other / "metrics.jsonl").write_text(kept.replace('"val_loss": ', '"val_loss": -'))
+    refused("val_loss cannot be negative")
     (other / "metrics.jsonl").write_text(kept)
     result = json.loads((other / "result.json").read_text())
     (other / "result.json").write_text((one / "result.json").read_text())

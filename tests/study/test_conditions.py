@@ -36,13 +36,18 @@ def test_every_variant_can_have_the_plain_decoders_parameters(preset, variant):
     base = replace(base, model=replace(base.model, vocab_size=100))
     run = at_equal_parameters(replace(base, variant=variant), base)
     plain = plain_parameters(base)
-    assert parameters(run) <= plain * 1.005
+    assert parameters(run) == pytest.approx(plain, rel=0.005)
     # Nothing but the mlp is changed, and it only where there is more than the tolerance.
     same = replace(run, model=replace(run.model, intermediate_size=base.model.intermediate_size))
     assert same == replace(base, variant=variant)
-    if run.model != base.model:
-        assert parameters(run) >= plain * 0.995
-        assert parameters(same) > plain * 1.005
+    assert (run.model == base.model) == (abs(parameters(same) / plain - 1) <= 0.005)
+
+
+@pytest.mark.parametrize("variant", ["cla", "yoco", "fused_kv"])
+def test_an_arm_of_fewer_parameters_has_a_wider_mlp(variant):
+    base = get_preset("tiny-lm")
+    run = at_equal_parameters(replace(base, variant=variant), base)
+    assert run.model.intermediate_size > base.model.intermediate_size
 
 
 def test_what_cannot_be_made_equal_is_refused():

@@ -75,10 +75,28 @@ def test_boards_that_rank_alike_and_otherwise(tmp_path):
     assert (alike.value, alike.low, alike.high) == pytest.approx((1, 1, 1))
 
     def turned(run):
-        return loss(run) * (1 if run.max_steps == 400 else -1)
+        return loss(run) if run.max_steps == 400 else 100 - loss(run)
 
     (otherwise,) = rank_correlations(ranked(tmp_path / "otherwise", turned))
     assert (otherwise.value, otherwise.high) == pytest.approx((-1, -1))
+
+
+def test_arms_that_tie_have_no_rank(tmp_path):
+    """As where a board is solved by all arms, with most seeds or with every one."""
+
+    def tied(run):
+        return 0.5 if run.seed or run.max_steps == 400 else PLACE[run.variant] / 10
+
+    assert rank_correlations(ranked(tmp_path / "always", tied)) == []
+
+    def mostly(run):
+        return (0.5 if run.seed else 0.4 + PLACE[run.variant] / 100) + (run.max_steps == 400) / 10
+
+    result = ranked(tmp_path / "mostly", mostly)
+    (found,) = rank_correlations(result)
+    assert found.value == pytest.approx(1) and found.low is None and found.high is None
+    (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
+    assert table.texts()[0][-1] == "none: all arms tie in some draws"
 
 
 def test_noise_widens_the_interval_of_a_correlation(tmp_path):

@@ -52,7 +52,7 @@ class Carrying(Launching):
     """Seeds, the same for every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: Conditions = ()
     """What is equal between the arms: tokens, time (an arm whose steps are faster gets more of
-    them, a slower one fewer), parameters (arms with more have a narrower mlp). None given: tokens;
+    them, a slower one fewer), parameters (the mlp is as wide as that takes). None given: tokens;
     of several boards all three, of retrofit tokens and time."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print which runs there are, which are recorded, and how long the others would take here;

@@ -36,8 +36,8 @@ _HOW: Mapping[str, str] = {
     "tokens": "Every arm has the same tokens in the same order.",
     "time": "Every arm has as many steps as take the time of the first one's, in a whole schedule "
     "of that length.",
-    "parameters": "The mlp of an arm with more parameters than the plain decoder is narrower, to "
-    "within 0.5% of its parameters.",
+    "parameters": "The mlp of an arm with more parameters than the plain decoder is narrower, and "
+    "of one with fewer wider, to within 0.5% of its parameters.",
     "recorded": "",
 }
 INTERVALS = (
@@ -221,7 +221,12 @@ def ranks_table(result: StudyResult) -> Table | None:
         "boards": [" and ".join(each.boards) for each in pairs],
         "arms": [str(each.arms) for each in pairs],
         "rank correlation": [f"{each.value:.2f}" for each in pairs],
-        "95% interval": [f"{each.low:.2f} to {each.high:.2f}" for each in pairs],
+        "95% interval": [
+            "none: all arms tie in some draws"
+            if each.low is None or each.high is None
+            else f"{each.low:.2f} to {each.high:.2f}"
+            for each in pairs
+        ],
     }
     caption = (
         "Spearman's correlation of the arms' ranks by their means: 1 where two boards rank "

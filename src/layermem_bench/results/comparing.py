@@ -129,17 +129,19 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
 class RankCorrelation:
     """Spearman's correlation of the ranks of the same arms on two boards.
 
-    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself.
+    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself. It is None
+    where arms all tie in more than one draw of 100, which then has no correlation.
     """
 
     boards: tuple[str, str]
     arms: int
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 _DRAWS = 2000
+_MOST_UNDEFINED = 0.01
 
 
 def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
@@ -156,7 +158,8 @@ def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
         arms = [a for a in values[0] if all(seeds <= v.get(a, {}).keys() for v in values)]
         if len(arms) >= RANKED_FROM and len(seeds) >= RANKED_FROM:
             found.append(_correlation(pair, values, arms, result.seeds))
-    return found
+    # Where all arms tie on a board, it ranks none.
+    return [each for each in found if not math.isnan(each.value)]
 
 
 def _correlation(
@@ -175,18 +178,21 @@ def _correlation(
             [sum(sign * v[arm][seed] for seed in picked) for arm in arms]
             for sign, v, picked in zip(signs, values, drawn, strict=True)
         ]
+        # What is tied has no rank.
+        if any(len(set(each)) == 1 for each in means):
+            return math.nan
         return float(spearmanr(*means).statistic)
 
     generator = random.Random(0)
-    draws = sorted(
-        of([generator.choices(seeds, k=len(seeds)) for _ in values]) for _ in range(_DRAWS)
-    )
+    drawn = (of([generator.choices(seeds, k=len(seeds)) for _ in values]) for _ in range(_DRAWS))
+    draws = sorted(each for each in drawn if not math.isnan(each))
+    has_interval = len(draws) >= (1 - _MOST_UNDEFINED) * _DRAWS
     return RankCorrelation(
         boards=(boards[0].name, boards[1].name),
         arms=len(arms),
         value=of([seeds, seeds]),
-        low=draws[int(0.025 * _DRAWS)],
-        high=draws[int(0.975 * _DRAWS) - 1],
+        low=draws[int(0.025 * len(draws))] if has_interval else None,
+        high=draws[int(0.975 * len(draws)) - 1] if has_interval else None,
     )
 
 

@@ -7,6 +7,7 @@ for which p-values pay (``intervals.price_of_looks``).
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -234,15 +235,31 @@ def looks_at_runs(
 ) -> Looks:
     """Return the looks at the runs of one board under a condition, that at ``seeds`` last.
 
-    Runs are found again by what they are, not by the board's name.
+    Runs are found again by what they are, not by the board's name. It is another look where an arm
+    has got seeds, also if all arms together have no new one.
     """
     for board in before.boards if before else ():
         for earlier in board.conditions:
             seen = before.of(board.name, earlier.name) if before else []
             if earlier.name == condition and _share_a_run(seen, runs):
                 first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
-                return further_looks(earlier.looks or (first,), seeds)
+                looks, now = earlier.looks or (first,), tuple(sorted(seeds))
+                if looks[-1] == now:
+                    return (*looks, now) if _an_arm_has_grown(seen, runs) else looks
+                return further_looks(looks, now)
     return further_looks((), seeds)
+
+
+def _an_arm_has_grown(before: Iterable[RunRecord], now: Iterable[RunRecord]) -> bool:
+    """Return whether an arm that had ended runs has further ones."""
+    of_arms = []
+    for runs in (before, now):
+        by_arm: dict[str, set[str]] = {}
+        for run in runs:
+            if run.state == "ended":
+                by_arm.setdefault(run.arm, set()).add(run.run_id)
+        of_arms.append(list(by_arm.values()))
+    return any(a & b and b - a for a, b in product(*of_arms))
 
 
 def _share_a_run(runs: Iterable[RunRecord], others: Iterable[RunRecord]) -> bool:

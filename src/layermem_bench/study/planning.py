@@ -215,14 +215,14 @@ def at_equal_time(run: Run, ratio: float) -> Run:
 
 
 def at_equal_parameters(run: Run, base: Run) -> Run:
-    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters."""
+    """Return a run whose mlp is as wide as it takes to have the plain decoder's parameters."""
     if run.host.model is not None:
         raise ValueError(
             f"{run.host.model} has the sizes of its weights, so that there are no equal "
             "parameters: leave --conditions parameters out"
         )
     plain = plain_parameters(base)
-    return run if parameters(run) <= plain * (1 + TOLERANCE) else with_parameters(run, plain)
+    return run if abs(parameters(run) / plain - 1) <= TOLERANCE else with_parameters(run, plain)
 
 
 def parameters(run: Run) -> int:

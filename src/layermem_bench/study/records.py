@@ -249,7 +249,7 @@ def _validation_rows(folder: RunFolder) -> list[dict[str, Any]]:
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{folder.metrics} has a row that is no object{mend}")
     rows = [row for row in rows if "val_loss" in row]
-    before = 0
+    before, last = -1, math.nan
     for row in rows:
         step, loss = row.get("step"), row["val_loss"]
         if not isinstance(step, int) or not isinstance(loss, int | float):
@@ -257,12 +257,14 @@ def _validation_rows(folder: RunFolder) -> list[dict[str, Any]]:
                 f"{folder.metrics}: a validation must have a number as its step and as its "
                 f"val_loss, got {step} and {loss}{mend}"
             )
-        if step < before:
+        if loss < 0:
+            raise ValueError(f"{folder.metrics}: a val_loss cannot be negative, got {loss}{mend}")
+        if step < before or (step == before and loss != last):
             raise ValueError(
                 f"{folder.metrics}: step {step} comes after step {before}, so the rows are of more "
                 "than one run"
             )
-        before = step
+        before, last = step, loss
     return rows
 
 
