@@ -12,7 +12,7 @@ import torch
 import transformers
 from stories import needs_stories, stories_model, stories_tokenizer
 from tiny import TINY, make
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from layermem.models.registry import lookup
 from layermem_bench.data import sources
@@ -152,6 +152,18 @@ def test_without_a_token_before_it_the_first_is_not_predicted_nor_its_bytes_coun
     with_end = perplexity(model, ended, ["ä bb zz"])
     assert (with_end.predecessor, with_end.tokens, with_end.bytes) == (3, 3, 8)
     assert with_end.unknown_tokens == 1
+
+
+def test_documents_that_the_tokens_do_not_spell_are_counted():
+    """Fewer tokens for the same bytes would look like a better model."""
+    raw = Tokenizer.from_str(load_tokenizer("bytes").backend_tokenizer.to_str())
+    raw.normalizer = normalizers.Replace(Regex(r"\s+"), " ")
+    dropping = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    model, texts = our_model("plain"), ["a  b", "a b", "\n\nc", "é  "]
+    assert perplexity(model, load_tokenizer("bytes"), texts).changed_documents == 0
+    assert perplexity(model, dropping, texts).changed_documents == 3
 
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"

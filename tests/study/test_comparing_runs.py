@@ -215,9 +215,10 @@ def test_seeds_that_one_arm_alone_gets_are_another_look(tmp_path):
     plain = [record(tmp_path / f"plain{seed}", variant="plain", seed=seed) for seed in range(4)]
 
     def looks(count):
-        lime = [
-            record(tmp_path / f"lime{seed}", variant="lime", seed=seed) for seed in range(count)
-        ]
+        lime = [tmp_path / f"lime{seed}" for seed in range(count)]
+        for seed, path in enumerate(lime):
+            if not path.exists():
+                record(path, variant="lime", seed=seed)
         return compared(tmp_path, *plain, *lime).boards[0].conditions[0].looks
 
     assert len(looks(2)) == len(looks(2)) == 1
@@ -228,6 +229,20 @@ def test_seeds_that_one_arm_alone_gets_are_another_look(tmp_path):
     lime = [tmp_path / f"lime{seed}" for seed in range(4)]
     again = compared(tmp_path, *plain, *lime, *new).boards[0].conditions[0].looks
     assert again == ((0, 1, 2, 3),) * 3
+
+
+def test_arms_that_started_from_different_weights_of_one_path_are_refused(tmp_path):
+    """As where the model at the path was trained anew between them."""
+    model = replace(SIZES, pretrained="base/final")
+    starts = {"plain": "aaa", "lime": "bbb"}
+    paths = [
+        record(tmp_path / f"{v}{s}", variant=v, seed=s, model=model, about={"weights": weights})
+        for v, weights in starts.items()
+        for s in range(2)
+    ]
+    with pytest.raises(ValueError, match="started from different weights of base/final"):
+        compared(tmp_path, *paths)
+    assert compared(tmp_path, *paths[:2])
 
 
 def test_what_a_run_recorded(tmp_path):

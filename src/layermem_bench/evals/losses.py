@@ -145,7 +145,14 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
             name: Score(
                 value=model.bits_per_byte,
                 count=model.bytes,
-                counts={"unknown tokens": n} if (n := model.unknown_tokens) else {},
+                counts={
+                    name: count
+                    for name, count in (
+                        ("unknown tokens", model.unknown_tokens),
+                        ("documents that the tokens do not spell", model.changed_documents),
+                    )
+                    if count
+                },
             )
             for name, model in models.items()
         },
@@ -223,8 +230,9 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
         f"{documents:,} documents of {', '.join(texts)}, each by itself, in windows of "
         f"{options.context} tokens that are {options.stride} apart; each token is predicted once. "
         "Before a document stands the tokenizer's BOS token, or EOS where it has no BOS."
-        f"{not_predicted if without else ''} Where a tokenizer has unknown tokens, its bits per "
-        "byte are of less than the text."
+        f"{not_predicted if without else ''} Where a tokenizer has unknown tokens, or "
+        "tokens that do not spell the text (spaces or capitals are lost), its bits per byte are of "
+        "less than the text and compare with no other tokenizer's."
     )
 
 

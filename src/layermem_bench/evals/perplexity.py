@@ -88,6 +88,9 @@ class Perplexity:
     each document is not predicted."""
     unknown_tokens: int
     """Tokens among them that stand for text which the tokenizer has no tokens for."""
+    changed_documents: int
+    """Documents that the tokens do not spell: the tokenizer drops or changes characters, such as
+    repeated spaces or capitals, so that fewer bits are needed for the same bytes."""
     positions: tuple[SpanLoss, ...]
     """Loss by the number of tokens before the predicted one in its window."""
     repetitions: tuple[SpanLoss, ...]
@@ -211,7 +214,7 @@ class _Documents:
         self.predecessor = first_context(tokenizer)
         self.unknown = getattr(tokenizer, "unk_token_id", None)
         self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
-        self.unknown_tokens = self.predicted = 0
+        self.unknown_tokens = self.changed_documents = self.predicted = 0
         # Bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
         self.by_position = LossSums(context.bit_length())
         # A sequence of at most context + 1 tokens ends with the predicted one.
@@ -230,9 +233,10 @@ class _Documents:
 
     def _parts(self, text: str) -> Iterator[Ids]:
         """Yield the ids of a document, part by part."""
-        first = True
+        first = is_spelt = True
         for part in cut_document(text):
             (ids,) = self.encode([part])
+            is_spelt = is_spelt and self._spells(ids, part)
             if not len(ids):
                 continue
             check_ids(ids, self.model)
@@ -243,6 +247,12 @@ class _Documents:
                 self.bytes[-1] -= bytes_of_first_token(self.tokenizer, part, int(ids[0]))
             first = False
             yield ids
+        self.changed_documents += not is_spelt
+
+    def _spells(self, ids: Ids, part: str) -> bool:
+        """Whether ids are decoded to the text, but for a space that tokenizers put before it."""
+        read = self.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+        return bool(read.removeprefix(" ") == part.removeprefix(" "))
 
     def add(self, window: Window, losses: Losses) -> None:
         end = len(window.ids)
@@ -275,6 +285,7 @@ class _Documents:
             bytes=sum(sizes),
             predecessor=self.predecessor,
             unknown_tokens=self.unknown_tokens,
+            changed_documents=self.changed_documents,
             positions=tuple(positions),
             repetitions=spans_by_repetition(self.by_repetition),
             frequencies=spans_by_frequency(self.by_token),

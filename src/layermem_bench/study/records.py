@@ -214,6 +214,22 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
             )
 
 
+def check_same_starts(folders: Iterable[RunFolder]) -> None:
+    """Raise where runs started from one path at different weights, whatever they were made."""
+    found: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        run, weights = recorded_run(folder), recorded_about(folder).get("weights")
+        if weights and (start := run.model.pretrained or run.host.model):
+            found.setdefault(start, {}).setdefault(str(weights), folder.path)
+    for start, by_weights in found.items():
+        if len(by_weights) > 1:
+            raise ValueError(
+                f"{' and '.join(map(str, by_weights.values()))} started from different weights of "
+                f"{start} ({', '.join(by_weights)}), so they cannot be compared: it was made anew "
+                "in between; train those again that are of the older one"
+            )
+
+
 def check_test_problems(records: Iterable[RunRecord]) -> None:
     """Raise where models of one board solved different test problems."""
     solved = {record.name: record.solved for record in records if record.solved}

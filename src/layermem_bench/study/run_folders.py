@@ -34,6 +34,7 @@ from layermem_bench.study.hosts import way_of
 from layermem_bench.study.recipe import without_recipe
 from layermem_bench.study.records import (
     check_comparable,
+    check_same_starts,
     check_test_problems,
     naming_damage,
     read_record,
@@ -107,6 +108,7 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
         by_seed[seed] = name
     for by_seed in arms.values():
         check_comparable(runs[name][1] for name in by_seed.values())
+    check_same_starts(folder for _, folder in runs.values())
     return arms
 
 
