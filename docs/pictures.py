@@ -67,7 +67,7 @@ def main() -> None:
 
 def differences(part: Part, metric: str) -> Iterator[tuple[str, str, Interval]]:
     """Yield a label, the arm and its difference from the first arm, for each that is drawn."""
-    result = read_result(StudyResult, RECORDS / f"{part.record}.json")
+    result, count = read_result(StudyResult, RECORDS / f"{part.record}.json"), 0
     for board in result.boards:
         for condition in board.conditions:
             if part.board not in ("", board.name) or part.condition != condition.name:
@@ -78,6 +78,9 @@ def differences(part: Part, metric: str) -> Iterator[tuple[str, str, Interval]]:
                     has_place = "{arm}" in part.said
                     label = part.said if has_place else f"{{arm}}, {part.said}"
                     yield label.format(arm=line.arm), line.arm, line.difference
+                    count += 1
+    if not count:
+        raise SystemExit(f"{part.record} has no difference for {part}; name its condition")
 
 
 def forest(title: str, parts: Sequence[Part], what: tuple[str, str] = LOSSES) -> str:
@@ -393,7 +396,8 @@ PICTURES: Mapping[str, Callable[[], str]] = {
         forest,
         "Differences in validation loss from plain continued training, with 95% intervals",
         (
-            Part(record="retrofit-smollm2", said="SmolLM2, {arm}"),
+            Part(record="retrofit-smollm2", condition="tokens", said="SmolLM2, {arm}"),
+            Part(record="retrofit-smollm2", condition="time", said="SmolLM2, {arm}, equal time"),
             Part(record="retrofit-stories260K", condition="tokens", said="stories, {arm}"),
         ),
     ),

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from pictures import PICTURES
+from pictures import PICTURES, Part, differences
 
 from layermem_bench import cli
+from layermem_bench.results.study import LOSS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -60,3 +61,11 @@ def test_pictures_are_said_in_words(page):
             assert "prefers-color-scheme:dark" in file.read_text(encoding="utf-8")
     if page.parent.name == "results":
         assert shown(page), "begin the page of a topic with a picture"
+
+
+def test_a_part_without_a_difference_is_refused():
+    """Its rows would be missing, and nobody would see it."""
+    with pytest.raises(
+        SystemExit, match="retrofit-smollm2 has no difference .* name its condition"
+    ):
+        list(differences(Part(record="retrofit-smollm2", said="x"), LOSS))
