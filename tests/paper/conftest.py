@@ -51,7 +51,7 @@ def begun(in_this_process):
         else:
             away = abs(math.log10(run.optim.lr) + (2 if run.variant == "plain" else 3))
             gain = 0.5 + 0.01 * run.seed if run.variant == "lime" else 0.0
-            record(folder.path, run=run, final=1.0 + away - gain)
+            record(folder.path, run=run, final=20.0 + away - gain)
         return 0
 
     in_this_process(act)
