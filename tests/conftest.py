@@ -31,6 +31,13 @@ def nothing_waits_for_the_disk():
     os.fsync = real
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_reach_what_is_started():
+    """A shell has what it starts in the background ignore SIGINT, and all that this starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(params=CASES, ids=[case[0] for case in CASES])
 def case(request):
     """A registered variant and extra fields, as (entry, fields)."""

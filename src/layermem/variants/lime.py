@@ -27,7 +27,6 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
@@ -117,8 +116,7 @@ class LimeConfig(DecoderConfig):
 
     def storing_below(self, layer: int) -> tuple[int, ...]:
         """Return the layers below one with keys and values of their own."""
-        storing = self.storing()
-        return tuple(storing[: bisect_left(storing, layer)])
+        return tuple(j for j in self.storing() if j < layer)
 
     def lender_of(self, layer: int) -> int:
         """Return the storage layer that one of the other layers borrows from."""

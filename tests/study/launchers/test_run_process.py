@@ -43,6 +43,18 @@ def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path):
     assert code == 1 and f"does not see {tmp_path}" in said and "share" in said
 
 
+def test_a_worker_can_be_interrupted_that_was_started_in_the_background(tmp_path):
+    """There a shell has SIGINT ignored, by which clusters cancel: its run would train on."""
+    (tmp_path / "asked.yaml").touch()
+    run = RemoteRun(command=("true",), folder=tmp_path, directory=tmp_path, environment={})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run() == (0, "")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_process_ends_with_its_worker(tmp_path):
     """A module that stands for a training writes down that it was asked to end."""
     told = tmp_path / "told"

@@ -96,6 +96,10 @@ class RemoteRun:
                 "a cluster need an --out, and a folder in which the command is started, that all "
                 "machines share"
             )
+        # A shell has what it starts in the background ignore SIGINT, and so all that this starts;
+        # clusters cancel by it.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         # An attempt whose worker was killed may still be saving.
         wait_until_free([RunFolder(self.folder)], seconds=60)
         environment = {**os.environ, **self.environment}
