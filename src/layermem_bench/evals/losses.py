@@ -10,6 +10,8 @@ from pathlib import Path
 
 from layermem_bench.analysis.ablation import weight_groups, without
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
+from layermem_bench.analysis.earlier_stages import read_lineage, stages_on
+from layermem_bench.config.run import Data
 from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.evals import Tell
 from layermem_bench.evals.perplexity import Perplexity, check_context, longest_context, perplexity
@@ -84,6 +86,11 @@ def prepare_losses(
 ) -> Callable[[], Part]:
     """Return what measures the losses, by options that ``settle_windows`` returned."""
 
+    # Read before any model is measured: a damaged lineage is an error.
+    learnt = "".join(f" {sentence}" for sentence in _trained_on(opened, texts, options.field))
+    if learnt:
+        logger.warning("%s", learnt.strip())
+
     def losses_of(checkpoint: Checkpoint) -> dict[str, Perplexity]:
         """Return the losses of the whole model (""), and without each group of weights."""
         logger.info("reading texts with %s", checkpoint.name)
@@ -112,7 +119,7 @@ def prepare_losses(
         models = {name: losses[""] for name, losses in measured.items()}
         ablated = tuple(_ablated_rows(measured))
         tables = {LOSS: _LOSSES, "perplexity": _PERPLEXITY, **_KINDS}
-        how = _how(models, texts, options)
+        how = _how(models, texts, options) + learnt
         if ablated:
             tables[_ABLATED] = _WITHOUT
         elif options.ablate:
@@ -234,6 +241,19 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
         "tokens that do not spell the text (spaces or capitals are lost), its bits per byte are of "
         "less than the text and compare with no other tokenizer's."
     )
+
+
+def _trained_on(opened: Sequence[Checkpoint], texts: Sequence[str], field: str) -> Iterator[str]:
+    """Yield a sentence for each text that some of the models were trained on."""
+    lineages = {each.name: read_lineage(each.location) for each in opened}
+    for text in texts:
+        data = Data(source=text, text_field=field)
+        models = [name for name, lineage in lineages.items() if stages_on(lineage, data)]
+        if models:
+            yield (
+                f"{', '.join(models)} learnt from {text}: of documents that a model was trained "
+                "on, its loss is lower than of others. Text that it has not seen says more."
+            )
 
 
 def _check_distinct(texts: Sequence[str], text_field: str) -> None:

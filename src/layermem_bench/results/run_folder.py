@@ -31,6 +31,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from layermem.models.files import write_atomically
+from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Run, run_from_dict
 
 ERRORS = "error.txt"
@@ -237,7 +238,7 @@ def check_complete(checkpoint: Path) -> None:
         raise ValueError(f"{checkpoint} is not a complete checkpoint; delete it") from error
     for name, digest in listed.items():
         path = checkpoint / name
-        if not path.is_file() or _file_digest(path) != digest:
+        if not path.is_file() or file_digest(path) != digest:
             raise ValueError(
                 f"{path} is missing or damaged; delete {checkpoint} to go on from the checkpoint "
                 "before it"
@@ -264,16 +265,11 @@ def _write_marker(checkpoint: Path) -> None:
     digests = {}
     for path in sorted(p for p in checkpoint.rglob("*") if p.is_file()):
         _flush_to_disk(path)
-        digests[str(path.relative_to(checkpoint))] = _file_digest(path)
+        digests[str(path.relative_to(checkpoint))] = file_digest(path)
     marker = checkpoint / _MARKER
     marker.write_text(json.dumps(digests, indent=1), encoding="utf-8")
     _flush_to_disk(marker)
     _flush_to_disk(checkpoint)
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -86,7 +86,7 @@ def study_of_retrofit(
 
 def _check(runs: Sequence[Run]) -> None:
     """Raise where a run needs what cannot be loaded; tokenizer and data are the same for all."""
-    from layermem_bench.train.earlier_stages import check_earlier_stages
+    from layermem_bench.analysis.earlier_stages import check_earlier_stages
     from layermem_bench.train.host_models import load_host
     from layermem_bench.train.learning import prepare_learning
 

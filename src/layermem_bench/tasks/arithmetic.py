@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from layermem_bench.config.text_hash import hash_to_unit_interval
+from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.tasks.arithmetic_drawing import (
     HeldOut,
     Parentheses,

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from layermem_bench.config.text_hash import hash_to_unit_interval
+from layermem_bench.config.hashing import hash_to_unit_interval
 
 Expression: TypeAlias = int | tuple[str, Any, Any]
 OPERATORS = "+-*/"

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem_bench.config.text_hash import hash_to_unit_interval
+from layermem_bench.config.hashing import hash_to_unit_interval
 
 BLANK = "_"
 """The word where nothing is said."""

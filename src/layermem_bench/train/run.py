@@ -11,15 +11,15 @@ from pathlib import Path
 from transformers import TrainingArguments, set_seed
 
 from layermem.models.files import write_atomically
-from layermem_bench.config.run import Run
-from layermem_bench.results.run_folder import RunFolder, temporary_folder
-from layermem_bench.train.earlier_stages import (
+from layermem_bench.analysis.earlier_stages import (
     Lineage,
     check_earlier_stages,
     content_of,
     stage_of,
     write_lineage,
 )
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import RunFolder, temporary_folder
 from layermem_bench.train.host_models import merge_lora
 from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_learning
 from layermem_bench.train.model_card import write_model_card

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
+from layermem_bench.config.hashing import file_digest
 from layermem_bench.data.blocks import MixedBlocks
 
 IGNORED = -100
@@ -160,12 +161,6 @@ def weights_digest(source: str | None) -> str | None:
         return None
     files = [path for path in Path(source).iterdir() if path.suffix in (".safetensors", ".bin")]
     return _short_digest([[path.name, file_digest(path)] for path in sorted(files)])
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _short_digest(value: object) -> str:

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
 from layermem.models.files import write_atomically
+from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Records, Run
-from layermem_bench.config.text_hash import hash_to_unit_interval
 from layermem_bench.data.labelled_records import split_records
 from layermem_bench.data.question_records import (
     QuestionFields,

@@ -13,11 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from layermem.convert.converting import convert
 from layermem.models.lineage import FIELD
 from layermem.retrofit import attach, load_attached, save_routers
-from layermem_bench.config.host import VARIANT, Host
-from layermem_bench.config.records import Records
-from layermem_bench.config.run import Data, Model, Run, Task
-from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.train.earlier_stages import (
+from layermem_bench.analysis.earlier_stages import (
     Lineage,
     check_earlier_stages,
     content_of,
@@ -25,6 +21,10 @@ from layermem_bench.train.earlier_stages import (
     stage_of,
     write_lineage,
 )
+from layermem_bench.config.host import VARIANT, Host
+from layermem_bench.config.records import Records
+from layermem_bench.config.run import Data, Model, Run, Task
+from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 
 TEXT = Run(preset="p", data=Data(source="books.jsonl", validation_share=0.1))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from layermem.models.lineage import FIELD, damaged, read_lineage_fields, sealed
+from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Data, Records, Run, Task
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 from layermem_bench.data.sources import hub_name, open_path
 from layermem_bench.tasks.registry import get_task
-from layermem_bench.train.sequences import file_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +136,7 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
     taught = ", ".join(_sources(theirs))
 
     def is_theirs(source: str) -> bool:
-        named = hub_name(source) in map(hub_name, _sources(theirs))
-        if named and _of_hub(ours) == _of_hub(theirs):
-            return True
-        digests = _digests_of_files(ours, source) if stage.content else ()
-        return not {*stage.content}.isdisjoint(digests)
+        return _is_of(stage, theirs, ours, source)
 
     if ours.validation is not None:
         if is_theirs(ours.validation):
@@ -165,6 +161,24 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
             "whose texts it held out others than would be held out here: give all stages the same "
             "--fields, or name a --validation of other text"
         )
+
+
+def stages_on(lineage: Lineage, text: Data) -> list[Stage]:
+    """Return the stages that were trained on documents of a text."""
+    return [
+        stage
+        for stage in lineage.stages
+        if stage.data is not None and _is_of(stage, stage.data, text, text.source)
+    ]
+
+
+def _is_of(stage: Stage, theirs: Data | Records, ours: Data | Records, source: str) -> bool:
+    """Return whether a source of ours is among those that a stage was trained on."""
+    named = hub_name(source) in map(hub_name, _sources(theirs))
+    if named and _of_hub(ours) == _of_hub(theirs):
+        return True
+    digests = _digests_of_files(ours, source) if stage.content else ()
+    return not {*stage.content}.isdisjoint(digests)
 
 
 def _sources(part: Data | Records) -> tuple[str, ...]:
