@@ -199,6 +199,49 @@ def test_a_preset_of_a_task_that_is_missing_is_named_among_the_others(tmp_path):
     assert "unknown task 'reversl'" in " ".join(words)
 
 
+TAKEN = """
+from layermem_bench.config.run import Model, Run
+from layermem_bench.presets import preset
+from layermem_bench.study.definition import study
+
+def a_run() -> Run:
+    return Run(max_steps=3, model=Model(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+
+@preset
+def aet_4() -> Run:
+    return a_run()
+
+@preset
+def recall() -> Run:
+    return a_run()
+
+@study
+def recipe():
+    raise AssertionError
+"""
+
+
+def test_a_name_that_stands_for_something_else_is_refused(tmp_path):
+    (tmp_path / "taken.py").write_text(TAKEN)
+    code = """
+import taken
+from layermem_bench.cli import main
+from layermem_bench.study.boards import open_boards
+
+for words in (["train", "aet-4", "--dry-run"], ["study", "recipe", "--dry-run"]):
+    try:
+        main(words)
+    except SystemExit as error:
+        print(error)
+print(open_boards(["recall"], "plain,lime")[0].base.max_steps)
+"""
+    status, shown, errors = run(tmp_path, code)
+    assert status == 0, errors
+    assert "'aet-4' is short for tiny-aet-4, and a plugin has a preset of that name" in shown
+    assert "layermem study recipe is a study of layermem, and a plugin has one" in shown
+    assert shown.split()[-1] == "3"
+
+
 @pytest.mark.parametrize(
     "asked",
     [

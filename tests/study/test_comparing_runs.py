@@ -436,6 +436,9 @@ def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_p
     for share in (float("nan"), 52, -0.1):
         (other / "result.json").write_text(json.dumps({**result, "accuracy": share}))
         refused("accuracy must be from 0 to 1")
+    for ends in ("interval", "steps_interval"):
+        (other / "result.json").write_text(json.dumps({**result, ends: [0.96, 0.99]}))
+        refused(f"{ends} must be two ends around 0")
 
 
 def test_other_test_problems_are_not_compared(tmp_path):

@@ -363,6 +363,13 @@ def parse(args: Sequence[str]) -> Any:
     """Return the options of a study, an instance of its dataclass."""
     name = args[0] if args and not args[0].startswith("-") else ""
     if name in _BY_NAME:
+        from layermem_bench.study.definition import names as studies
+
+        if name in studies():
+            raise ValueError(
+                f"layermem study {name} is a study of layermem, and a plugin has one of that name: "
+                "rename its function"
+            )
         return read_options(_BY_NAME[name], f"study {name}", args[1:])
     kind = _kind(name, args)
     if kind is OfPreset:

@@ -21,7 +21,12 @@ _paper_sizes = partial(sizes, vocab_size=50_257, tie_word_embeddings=True)
 def get_preset(name: str) -> Run:
     """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
     known = names()
-    if name not in known and f"tiny-{name}" in known:
+    if f"tiny-{name}" in known:
+        if name in known:
+            raise ValueError(
+                f"{name!r} is short for tiny-{name}, and a plugin has a preset of that name: "
+                "rename its function"
+            )
         name = f"tiny-{name}"
     short_names = (each.removeprefix("tiny-") for each in known)
     return replace(_KNOWN.make(name, short_names), preset=name)

@@ -8,6 +8,10 @@ from typing import ClassVar
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 
 
+# Of 64-bit floats, in an interval whose end is the share itself.
+_ROUNDED = 1e-9
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shares:
     """Of some problems, the share that was solved, and with every step right; 95% intervals."""
@@ -22,8 +26,12 @@ class Shares:
 
     def __post_init__(self) -> None:
         _check_shares(accuracy=self.accuracy, steps=self.steps)
-        if len(self.interval) != 2:
-            raise ValueError(f"interval must have two ends, has {len(self.interval)}")
+        for name, share, interval in (
+            ("interval", self.accuracy, self.interval),
+            ("steps_interval", self.steps, self.steps_interval),
+        ):
+            if len(interval) != 2 or not interval[0] - _ROUNDED <= share <= interval[1] + _ROUNDED:
+                raise ValueError(f"{name} must be two ends around {share}, is {[*interval]}")
 
 
 @dataclass(frozen=True, kw_only=True)
