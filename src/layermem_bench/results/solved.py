@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 
-
 # Of 64-bit floats, in an interval whose end is the share itself.
 _ROUNDED = 1e-9
 
