@@ -8,7 +8,7 @@ import pytest
 
 from layermem_bench.config.host import Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Run, Task
+from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Run, Task, Teacher
 from layermem_bench.config.run_identity import (
     DECIDES,
     DECIDES_WHERE,
@@ -27,6 +27,7 @@ BASES = {
     "regularizer.penalty": Run(),
     "regularizer": Run(regularizer=Regularizer(penalty="seq_vcr")),
     "task": Run(task=Task(name="mqar", repeated=4, repeats=2)),
+    "teacher.weight": Run(teacher=Teacher(model="m")),
     "host": Run(**HOST),
     "records": Run(**HOST, records=LABELS),
     "compute.checkpoint_every": Run(compute=Compute(checkpoint_activations=True)),

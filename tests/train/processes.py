@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from single_runs import layout_run, long_run, penalized_run
+from single_runs import layout_run, long_run, penalized_run, taught_run
 from small_run import UNEVEN, a_run, curve, rewound
 from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
@@ -206,6 +206,13 @@ def penalized(folder):
         train(replace(run, compute=ways[way]), root / f"{begun}-{way}", resume=True)
 
 
+def taught(folder):
+    run = taught_run(folder)
+    for way, shard in (("ddp", False), ("fsdp", True)):
+        compute = replace(run.compute, shard=shard)
+        train(replace(run, compute=compute), folder / "taught" / way)
+
+
 def counting():
     """Have the collectives of a run's second step counted, and their bytes."""
     sent = Sent()
@@ -246,7 +253,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
-    probes = (copied, sharded, solving, long, layouts, background, penalized, hanging, generating)
+    probes = (
+        *(copied, sharded, solving, long, layouts, background, penalized, taught),
+        *(hanging, generating),
+    )
     seen = {probe.__name__: probe(folder) for probe in probes}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")

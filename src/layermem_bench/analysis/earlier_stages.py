@@ -42,6 +42,12 @@ class Lineage:
         """Return the lineage of a model that one more stage has trained."""
         return replace(self, stages=(*self.stages, stage))
 
+    def joined(self, other: "Lineage") -> "Lineage":
+        """Return what two models together have learnt."""
+        before = dict.fromkeys(filter(None, (self.before, other.before)))
+        stages = dict.fromkeys((*self.stages, *other.stages))
+        return Lineage(before=" and ".join(before) or None, stages=tuple(stages))
+
     def __str__(self) -> str:
         runs = ", ".join(stage.run_id for stage in self.stages)
         unknown = f"{self.before}, whose training data are unknown" if self.before else ""
@@ -75,15 +81,23 @@ def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
 
 
 def check_earlier_stages(run: Run) -> Lineage:
-    """Raise where a stage of the model that a run starts from was trained on its held-out data;
-    return the stages, of which new weights have none."""
+    """Raise where a stage of the model that a run starts from, or of its teacher, was trained on
+    its held-out data; return the stages, of which new weights have none."""
     # With from_config, host.model has the tokenizer alone.
     start = None if run.records.from_config else run.model.pretrained or run.host.model
-    if start is None:
-        return Lineage()
-    lineage = read_lineage(start, run.host.revision)
+    models = {start: "starts from", run.teacher.model: "learns from"}
+    lineage = Lineage()
+    for model, how in models.items():
+        if model is not None:
+            earlier = read_lineage(model, run.host.revision)
+            _check_stages(run, earlier, f"{model}, which this run {how}, was trained by run")
+            lineage = lineage.joined(earlier)
+    return lineage
+
+
+def _check_stages(run: Run, lineage: Lineage, trained_by: str) -> None:
     for stage in reversed(lineage.stages):
-        told = f"{start}, which this run starts from, was trained by run {stage.run_id}"
+        told = f"{trained_by} {stage.run_id}"
         if run.task.name is not None:
             if stage.task is not None and stage.task.name == run.task.name:
                 _check_task(run, stage.task, told)
@@ -92,7 +106,6 @@ def check_earlier_stages(run: Run) -> Lineage:
                 _check_source(run.records, stage.records, stage, told)
         elif stage.data is not None:
             _check_source(run.data, stage.data, stage, told)
-    return lineage
 
 
 def content_of(run: Run) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ VARIANT = "host"
 _OF_OURS: dict[str, tuple[str, ...]] = {
     "model": (),
     "regularizer": (),
+    "teacher": (),
     "data": ("tokenizer", "isolate_documents"),
     "task": ("tokenizer",),
     "compute": ("shard", "tensor", "loss_chunk", "checkpoint_every", "async_checkpoints"),

@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from layermem.models.number_ranges import SEED, SHARE, at_least, below, check_numbers, number
+from layermem.models.number_ranges import (
+    SEED,
+    SHARE,
+    at_least,
+    below,
+    between,
+    check_numbers,
+    number,
+)
 from layermem_bench.config.host import Host, check_run
 from layermem_bench.config.named_options import check_options, merged, parse_options
 from layermem_bench.config.records import Records, check_records
@@ -219,6 +227,25 @@ class Regularizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """A model whose predictions a run learns beside its text or problems (distillation); validation
+    is without it."""
+
+    model: str | None = None
+    """Folder of a saved model with the run's tokenizer, or a hub name; None: no teacher. It is
+    trained no further, and every process holds it."""
+    weight: float = number(0.5, between(0, 1))
+    """Share of the loss that is the divergence of the model's predictions from the teacher's, in
+    nats a label; the rest is the loss itself, which rows and validation have alone."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "teacher.")
+        if self.model is None:
+            why = "a run with a teacher, and teacher.model is not given: add it, or "
+            check_unused(self, "teacher.", why)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compute:
     """How the run is carried out; except for rounding this does not change what is computed, but
     for micro_batch where there is a penalty (--regularizer.penalty). With another precision it is
@@ -318,6 +345,8 @@ class Run:
     """Optimizer and learning-rate schedule."""
     regularizer: Regularizer = field(default_factory=Regularizer)
     """Penalty added to the loss."""
+    teacher: Teacher = field(default_factory=Teacher)
+    """Model whose predictions are learnt too."""
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
     records: Records = field(default_factory=Records)
@@ -336,6 +365,27 @@ class Run:
             )
         check_run(self)
         check_records(self)
+        self._check_teacher()
+
+    def _check_teacher(self) -> None:
+        """Raise where a teacher cannot be heard, or what is asked has no effect beside it."""
+        if self.teacher.model is None:
+            return
+        begin = f"teacher.model={self.teacher.model}"
+        if self.records.source is not None:
+            raise ValueError(
+                f"{begin} is of runs on text or problems, not on records: leave it out"
+            )
+        if self.compute.tensor > 1:
+            raise ValueError(
+                f"{begin} with compute.tensor={self.compute.tensor} is not supported: leave one out"
+            )
+        if self.compute.loss_chunk:
+            raise ValueError(
+                f"compute.loss_chunk={self.compute.loss_chunk} has no effect with {begin}, since "
+                "all predictions of a micro-batch are compared with its own: leave it out, and "
+                "lower compute.micro_batch where memory is short"
+            )
 
     @property
     def id(self) -> str:

@@ -56,6 +56,8 @@ DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     # Runs that were recorded before these fields have no others.
     "data.mixture": lambda run: bool(run.data.mixture),
     "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
+    "teacher.model": lambda run: run.teacher.model is not None,
+    "teacher.weight": lambda run: run.teacher.model is not None,
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }

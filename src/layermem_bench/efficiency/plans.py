@@ -134,6 +134,11 @@ def check_counted(run: Run) -> None:
             f"regularizer.penalty={run.regularizer.penalty!r} takes memory that is not counted in "
             "closed form; take a preset without a penalty"
         )
+    if run.teacher.model is not None:
+        raise ValueError(
+            f"teacher.model={run.teacher.model!r}: what a teacher takes is not counted in closed "
+            "form; take a preset without a teacher"
+        )
     if run.compute.checkpoint_every > 1:
         raise ValueError(
             f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some "

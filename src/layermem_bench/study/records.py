@@ -201,6 +201,7 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
             "in other precisions": about.get("precision"),
             # Seeds may start from models of their own.
             f"from different weights of {start}": about.get("weights"),
+            f"by different weights of {run.teacher.model}": about.get("teacher"),
         }
         for how, value in said.items():
             if value:

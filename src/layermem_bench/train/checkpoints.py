@@ -171,7 +171,8 @@ def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, 
     """Return the fields of a run, and digests of what it reads."""
     digests = {name: sequences_digest(split) for name, split in data.items()}
     weights = weights_digest(run.model.pretrained or run.host.model)
-    return {"run": to_dict(run), "data": digests, "weights": weights}
+    origin = {"run": to_dict(run), "data": digests, "weights": weights}
+    return origin | {"teacher": weights_digest(run.teacher.model)}
 
 
 def save_record(checkpoint: Path, origin: Mapping[str, Any], loss: float, last_logged: int) -> None:
@@ -214,6 +215,11 @@ def _check_run_and_data(
         raise ValueError(
             f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "
             "or begin again in another --out"
+        )
+    if recorded.get("teacher") != origin["teacher"]:
+        raise ValueError(
+            f"{now.teacher.model} does not hold the weights that taught {checkpoint}: put them "
+            "back, or begin again in another --out"
         )
     for split, digest in recorded["data"].items():
         if origin["data"].get(split) != digest:

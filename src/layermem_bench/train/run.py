@@ -88,6 +88,7 @@ def _prepare(
             "data": data_digest(learning.train_data, learning.validation_data),
             "precision": "bfloat16" if args.bf16 else "float32",
             "weights": weights_digest(run.model.pretrained or run.host.model),
+            "teacher": weights_digest(run.teacher.model),
             "trained_before_by": str(earlier) or None,
         }
         record_beginning(folder, run, beginning)

@@ -7,7 +7,6 @@ notice. It hangs on the model while it is trained, so that optimizer, clipping, 
 it as every other parameter, and is saved in a file of its own in checkpoints alone.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +15,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainingArguments
-from transformers.trainer_pt_utils import nested_gather
 
 from layermem.models.seams import forked_generator
 from layermem.ops.loss import IGNORE_INDEX
 from layermem.ops.seq_vcr import variance_and_covariance
 from layermem_bench.config.run import Regularizer
+from layermem_bench.train.metrics import LoggedMeans
 
 # The attribute of the model that holds the penalty while it is trained.
 _ATTRIBUTE = "regularizer"
 _PREFIX = f"{_ATTRIBUTE}."
-_WEIGHT, _SUMS = "regularizer.safetensors", "regularizer.json"
+_WEIGHT = "regularizer.safetensors"
 
 
 class SeqVCR(nn.Module):
@@ -41,9 +39,8 @@ class SeqVCR(nn.Module):
         bound = width**-0.5
         nn.init.uniform_(self.weight, -bound, bound, forked_generator("seq_vcr"))
         self._states: Tensor | None = None
-        # Sums of both terms since the last row of metrics, and the number of micro-batches; in
-        # float64, as which they are saved.
-        self._sums = torch.zeros(3, dtype=torch.float64)
+        # Over micro-batches.
+        self.means = LoggedMeans(_ATTRIBUTE, "seq_vcr_variance", "seq_vcr_covariance")
 
     @contextmanager
     def attached(self, model: Any, device: torch.device) -> Iterator[None]:
@@ -54,7 +51,6 @@ class SeqVCR(nn.Module):
                 self._states = output.last_hidden_state
 
         self.to(device)
-        self._sums = self._sums.to(device)
         setattr(model, _ATTRIBUTE, self)
         handle = model.model.register_forward_hook(keep)
         try:
@@ -72,38 +68,19 @@ class SeqVCR(nn.Module):
         states, self._states = self._states, None
         assert states is not None
         variance, covariance = variance_and_covariance(states, self.weight, reached(labels))
-        terms = torch.stack([variance, covariance, torch.ones_like(variance)])
-        self._sums += terms.detach()
+        self.means.add(variance, covariance)
         weights = self.config.variance_weight, self.config.covariance_weight
         return (weights[0] * variance + weights[1] * covariance) / micro_batches
 
-    def take_metrics(self, args: TrainingArguments) -> dict[str, float]:
-        """Return the mean of both terms since the last call; every process must call this."""
-        variance, covariance, count = self._gather(args)
-        self._sums.zero_()
-        return {"seq_vcr_variance": variance / count, "seq_vcr_covariance": covariance / count}
-
-    def save_sums(self, checkpoint: Path, args: TrainingArguments) -> None:
-        """Save the terms that no row has yet; every process must call this."""
-        sums = self._gather(args)
-        if args.should_save:
-            (checkpoint / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
-
-    def load(self, checkpoint: Path, args: TrainingArguments) -> None:
-        """Load the projection and, in one process, the terms that no row has yet."""
+    def load(self, checkpoint: Path) -> None:
+        """Load the projection."""
         self.load_state_dict(load_file(checkpoint / _WEIGHT))
-        if args.process_index == 0:
-            sums = json.loads((checkpoint / _SUMS).read_text(encoding="utf-8"))
-            self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
 
     def flops_per_token(self, sequences: int) -> int:
         """Return those of a forward: the projection, and products of ``sequences`` with each other.
         What is computed again in the backward, means and variances are left out."""
         features, width = self.weight.shape
         return 2 * features * (width + sequences)
-
-    def _gather(self, args: TrainingArguments) -> list[float]:
-        return list(nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist())
 
 
 def model_names(names: Iterable[str]) -> set[str]:

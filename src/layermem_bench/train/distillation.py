@@ -1,0 +1,63 @@
+"""Distillation: a run learns a teacher's predictions beside its own labels.
+
+    loss = (1 - w) L + w D        L: the loss of the run, w: the teacher's weight
+                                  D: mean over labels of KL(teacher || model), in nats
+
+Hinton et al., 2015 (arXiv 1503.02531), at temperature 1: the loss of both is in nats a label. The
+teacher is read with the same inputs, computes no gradients, and is no part of what is saved.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from layermem.ops.loss import IGNORE_INDEX
+from layermem_bench.analysis.checkpoints import load_final
+from layermem_bench.config.run import Teacher
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.train.metrics import LoggedMeans, forward_flops
+
+
+class Distillation:
+    """A teacher, and the divergences from it that no row has yet."""
+
+    def __init__(self, config: Teacher, tokenizer: Any, vocabulary: int, args: Any) -> None:
+        self.weight, self.means = config.weight, LoggedMeans("teacher", "teacher_divergence")
+        name = str(config.model)
+        if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"teacher.model={name} has another tokenizer than the run, so that its predictions "
+                "are of other tokens: name a teacher with the run's tokenizer"
+            )
+        teacher: Any = load_final(name)
+        theirs = teacher.config.get_text_config().vocab_size
+        if theirs != vocabulary:
+            raise ValueError(
+                f"teacher.model={name} predicts one of {theirs} tokens, the run's model one of "
+                f"{vocabulary}: name a teacher with as many"
+            )
+        dtype = torch.bfloat16 if args.bf16 else torch.float32
+        self._teacher = teacher.to(args.device, dtype).eval().requires_grad_(False)
+
+    def flops_per_token(self, tokens: int) -> int:
+        """Return a third of a forward's: of what a step counts three times, it has one."""
+        return forward_flops(self._teacher, tokens) // 3
+
+    def mixed(
+        self, loss: Tensor, logits: Tensor, inputs: Mapping[str, Tensor], share: float
+    ) -> Tensor:
+        """Return the loss of a step with the teacher's part.
+
+        ``logits`` [B, T, V] are the model's; ``share``: what a label of the batch weighs in
+        ``loss``, which is their sum so weighted.
+        """
+        given = {name: value for name, value in inputs.items() if name != "labels"}
+        with torch.no_grad():
+            theirs = self._teacher(**given, use_cache=False).logits
+        labelled = inputs["labels"][:, 1:] != IGNORE_INDEX
+        ours, theirs = (each[:, :-1][labelled].float().log_softmax(-1) for each in (logits, theirs))
+        divergence = nn.functional.kl_div(ours, theirs, reduction="sum", log_target=True)
+        self.means.add(divergence, weight=int(labelled.sum()))
+        return (1 - self.weight) * loss + self.weight * share * divergence
