@@ -10,7 +10,7 @@ from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task
+from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task, Teacher
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 from layermem_bench.study.run_folders import compare_runs
@@ -104,6 +104,25 @@ def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
         "lime:micro_batch=8:penalty=seq_vcr": ["b"],
         "lime:micro_batch=4:penalty=seq_vcr": ["c"],
     }
+
+
+def test_teachers_tell_arms_apart(tmp_path):
+    runs = [
+        record(tmp_path / "a"),
+        record(tmp_path / "b", teacher=Teacher(model="big")),
+        record(tmp_path / "c", teacher=Teacher(model="big", weight=0.9)),
+    ]
+    assert arms_of(compared(tmp_path, *runs)) == {
+        "lime": ["a"],
+        "lime:teacher=big": ["b"],
+        "lime:teacher=big at 0.9": ["c"],
+    }
+    taught = [
+        record(tmp_path / f"s{i}", seed=i, teacher=Teacher(model="big"), about={"teacher": f"{i}"})
+        for i in range(2)
+    ]
+    with pytest.raises(ValueError, match="trained by different weights of big under one config"):
+        compared(tmp_path, *taught)
 
 
 def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
