@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import transformers
 from host_models import make_host
+from tiny import TINY
 
 from layermem import LimeForCausalLM, attach
 from layermem.variants.lime import Lime
@@ -46,3 +48,19 @@ def test_flops_of_attached_routers_are_those_of_native_ones(grain, shares_kv):
     native = LimeForCausalLM.from_llama(bare, router_shares_kv=shares_kv, router_grain=grain)
     attached = attach(bare, shares_kv=shares_kv, grain=grain)
     assert forward_flops(attached, 8) - before == Lime.extra_flops(native.config) > 0
+
+
+@pytest.mark.parametrize(("experts", "chosen"), [(1, 1), (4, 2)])
+def test_flops_of_experts_are_those_of_a_dense_mlp_as_wide_as_the_chosen_ones(experts, chosen):
+    sizes = {**TINY, "head_dim": 8}
+    sparse = transformers.MixtralConfig(
+        **sizes, num_local_experts=experts, num_experts_per_tok=chosen
+    )
+    dense = transformers.MistralConfig(
+        **{**sizes, "intermediate_size": chosen * sizes["intermediate_size"]}
+    )
+    ours, theirs = (
+        transformers.MixtralForCausalLM(sparse),
+        transformers.MistralForCausalLM(dense),
+    )
+    assert forward_flops(ours, 8) == forward_flops(theirs, 8)

@@ -34,9 +34,10 @@ def peak_flops(device: torch.device) -> float | None:
 def forward_flops(model: Any, tokens: int) -> int:
     """Count the forward FLOPs of one token in a sequence of ``tokens``.
 
-    Of a model of transformers: two for each weight of a linear layer, two for each product of a
-    router with a number of a key or a value, and 4 H E T L for attention to all keys. Norms, rope
-    and activations do not count.
+    Of a model of transformers: two for each weight of a linear layer and of the experts that a
+    token is sent to, two for each product of a router with a number of a key or a value, and
+    4 H E T L for attention to all keys. Norms, rope, activations and the choice of experts do not
+    count.
     """
     if is_ours(model):
         return count_forward_flops(model.config, model.variant, tokens)
@@ -51,6 +52,10 @@ def forward_flops(model: Any, tokens: int) -> int:
             # A number for each head is computed as one for each pair, with zeros.
             products = module.num_heads ** (1 if module.grain == "layer" else 2)
             weights += 2 * len(module.sources) * products * head_width
+        elif chosen := getattr(config, "num_experts_per_tok", None):
+            # Weights of all experts of a layer are one parameter, [experts, out, in].
+            stacked = (p for p in module.parameters(recurse=False) if p.dim() == 3)
+            weights += sum(p[0].numel() * chosen for p in stacked)
     return int(2 * weights + 4 * heads * head_width * tokens * config.num_hidden_layers)
 
 
