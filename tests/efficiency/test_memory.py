@@ -113,13 +113,15 @@ def test_one_process_in_each_way_allocates_what_is_counted(name, variant, tmp_pa
 )
 def test_two_processes_allocate_what_is_counted(name, variant, tmp_path):
     expected = counted(run_of(name, variant, tmp_path), 2)
-    peaks = []
-    # Whole parameters of FSDP2 that wait for the collection of garbage only add to a peak.
-    while not peaks or (len(peaks) < 4 and min(peaks) > 1.1 * expected):
-        folder = tmp_path / str(len(peaks))
+    # Whole parameters of FSDP2 that wait for the collection of garbage add to a peak; where the
+    # machine is busy, those of the next layer are gathered later than usual, and a peak is lower.
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
         folder.mkdir()
-        peaks.append(measure(folder, name, variant, 2))
-    assert expected == pytest.approx(min(peaks), rel=0.1)
+        peak = measure(folder, name, variant, 2)
+        if expected == pytest.approx(peak, rel=0.1):
+            break
+    assert expected == pytest.approx(peak, rel=0.1)
 
 
 def test_a_variant_whose_slots_are_not_counted_is_refused(sizes):
