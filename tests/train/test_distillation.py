@@ -134,7 +134,7 @@ def test_what_a_teacher_has_learnt_is_not_held_out(tmp_path, place, teacher):
         train(held, tmp_path / "run")
 
 
-def test_a_teacher_of_other_tokens_is_refused(tmp_path, teacher, place):
+def test_a_teacher_of_other_tokens_or_without_some_weights_is_refused(tmp_path, teacher, place):
     path = tmp_path / "other"
     tokenizer = load_tokenizer(teacher)
     config = LlamaConfig.from_pretrained(teacher, vocab_size=len(tokenizer) + 3)
@@ -142,6 +142,11 @@ def test_a_teacher_of_other_tokens_is_refused(tmp_path, teacher, place):
     tokenizer.save_pretrained(path)
     run = a_run(place, teacher=Teacher(model=str(path)))
     with pytest.raises(ValueError, match="predicts one of 260 tokens, the run's model one of 257"):
+        train(run, tmp_path / "run")
+    model = LlamaForCausalLM.from_pretrained(teacher)
+    kept = {n: t for n, t in model.state_dict().items() if "layers.1.mlp.up_proj" not in n}
+    model.save_pretrained(path, state_dict=kept)
+    with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, such as .*up_proj"):
         train(run, tmp_path / "run")
     tokenizer.add_tokens(["new"])
     tokenizer.save_pretrained(path)

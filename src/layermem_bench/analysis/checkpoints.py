@@ -91,8 +91,8 @@ def load_model(
     return model
 
 
-def load_final(location: Path | str) -> Any:
-    """Return a saved model, such as the final one of a run, attached or not, as it was saved."""
+def load_final(location: Path) -> Any:
+    """Return the final model of a run, attached or not, as it was saved."""
     return load_attached(location) if is_attached(location) else _load_bare(location, "auto")[0]
 
 

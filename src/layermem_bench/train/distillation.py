@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from layermem.ops.loss import IGNORE_INDEX
-from layermem_bench.analysis.checkpoints import load_final
+from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config.run import Teacher
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.train.metrics import LoggedMeans, forward_flops
@@ -31,15 +31,16 @@ class Distillation:
                 f"teacher.model={name} has another tokenizer than the run, so that its predictions "
                 "are of other tokens: name a teacher with the run's tokenizer"
             )
-        teacher: Any = load_final(name)
+        dtype = torch.bfloat16 if args.bf16 else torch.float32
+        checkpoint = Checkpoint(name=name, location=name, tokenizer=tokenizer, run=None)
+        teacher = load_model(checkpoint, with_head=True, dtype=dtype)
         theirs = teacher.config.get_text_config().vocab_size
         if theirs != vocabulary:
             raise ValueError(
                 f"teacher.model={name} predicts one of {theirs} tokens, the run's model one of "
                 f"{vocabulary}: name a teacher with as many"
             )
-        dtype = torch.bfloat16 if args.bf16 else torch.float32
-        self._teacher = teacher.to(args.device, dtype).eval().requires_grad_(False)
+        self._teacher = teacher.to(args.device).eval().requires_grad_(False)
 
     def flops_per_token(self, tokens: int) -> int:
         """Return a third of a forward's: of what a step counts three times, it has one."""
