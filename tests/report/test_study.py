@@ -376,7 +376,8 @@ def test_levels_have_a_table_of_their_own(tmp_path, four):
     for path in four:
         result = json.loads((path / "result.json").read_text())
         shares = result["by"]["operands"]["2"]
-        result["by"]["operands"] = {"2": shares, "3": {**shares, "accuracy": 0.125}}
+        worse = {**shares, "accuracy": 0.125, "interval": [0.1, 0.2]}
+        result["by"]["operands"] = {"2": shares, "3": worse}
         (path / "result.json").write_text(json.dumps(result))
     page = report.build(compared(tmp_path, *four))
     (levels,) = [t for s in page.sections for t in s.tables if "by operands" in t.header[0]]

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
-from layermem_bench import presets
 from layermem_bench.config.run import Model, Run
 from layermem_bench.efficiency.model_sizes import reshaped
+from layermem_bench.presets import get_preset
+from layermem_bench.presets import names as presets
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import plain_parameters, with_parameters
 from layermem_bench.study.recipe import RECIPE_ARM, with_recipe
@@ -160,8 +161,8 @@ def open_boards(
             raise ValueError(
                 f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
             )
-        is_preset = preset in presets.names()
-        run = presets.get_preset(preset if is_preset else OTHER_NAMES.get(preset, preset))
+        is_preset = preset in presets()
+        run = get_preset(preset if is_preset else OTHER_NAMES.get(preset, preset))
         folder = f"{run.preset}-{shape}" if shape else run.preset
         if folder in boards:
             raise ValueError(f"boards must differ, got {', '.join(names)}")
