@@ -111,6 +111,12 @@ def test_every_record_has_a_place(script):
         assert path.stem.rpartition("-")[0] in names()
 
 
+def test_commands_of_records_name_no_place_of_a_machine(script):
+    for path in script.RECORDS.rglob("*.json"):
+        commands = re.findall(r'"command": "([^"]*)"', path.read_text(encoding="utf-8"))
+        assert [each for each in commands if re.search(r"[ =]/\w", each)] == [], path
+
+
 def test_the_table_of_claims_says_what_came_of_each(script, tmp_path):
     write(tmp_path / "table7-tiny.json", an_artefact("table7", SURE, NOISE, papers=PAPERS))
     _, *rows = script.claims(tmp_path)

@@ -148,6 +148,9 @@ def test_a_teacher_of_other_tokens_or_without_some_weights_is_refused(tmp_path, 
     model.save_pretrained(path, state_dict=kept)
     with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, such as .*up_proj"):
         train(run, tmp_path / "run")
+    for wrong in (tmp_path / "nowhere", place / "teacher"):
+        with pytest.raises(ValueError, match=r"has no tokenizer .*of a run: RUN/final"):
+            train(replace(run, teacher=Teacher(model=str(wrong))), tmp_path / "wrong")
     tokenizer.add_tokens(["new"])
     tokenizer.save_pretrained(path)
     with pytest.raises(ValueError, match="has another tokenizer than the run"):

@@ -26,7 +26,14 @@ class Distillation:
     def __init__(self, config: Teacher, tokenizer: Any, vocabulary: int, args: Any) -> None:
         self.weight, self.means = config.weight, LoggedMeans("teacher", "teacher_divergence")
         name = str(config.model)
-        if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+        try:
+            theirs = load_tokenizer(name).get_vocab()
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"teacher.model={name} has no tokenizer ({str(error).splitlines()[0]}): name the "
+                "folder of a saved model (of a run: RUN/final) that has the run's"
+            ) from error
+        if theirs != tokenizer.get_vocab():
             raise ValueError(
                 f"teacher.model={name} has another tokenizer than the run, so that its predictions "
                 "are of other tokens: name a teacher with the run's tokenizer"
@@ -34,10 +41,10 @@ class Distillation:
         dtype = torch.bfloat16 if args.bf16 else torch.float32
         checkpoint = Checkpoint(name=name, location=name, tokenizer=tokenizer, run=None)
         teacher = load_model(checkpoint, with_head=True, dtype=dtype)
-        theirs = teacher.config.get_text_config().vocab_size
-        if theirs != vocabulary:
+        predicted = teacher.config.get_text_config().vocab_size
+        if predicted != vocabulary:
             raise ValueError(
-                f"teacher.model={name} predicts one of {theirs} tokens, the run's model one of "
+                f"teacher.model={name} predicts one of {predicted} tokens, the run's model one of "
                 f"{vocabulary}: name a teacher with as many"
             )
         self._teacher = teacher.to(args.device).eval().requires_grad_(False)
