@@ -3,7 +3,8 @@
 Eager, one sequence and a batch: a prompt of 64 tokens (--prompts) in one forward, and 16 greedy
 tokens after it, one forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's
 concatenating form, and LIMe with two implementations of routing; with --variants, plain and the
-named variants; with --routers, full, windowed and pruned routers.
+named variants; with --routers, full, windowed and pruned routers. With --tokens-only a cache is
+filled with copies of the entries of 64 tokens, so that it can be long.
 """
 
 import itertools
@@ -37,6 +38,17 @@ def read_prompt(model, prompt):
 
 
 @torch.no_grad()
+def fill_cache(model, prompt):
+    """Return a cache as long as a prompt, which repeats what its first tokens have left."""
+    cache = read_prompt(model, prompt[:, :PROMPT])
+    for layer in cache.layers:
+        if getattr(layer, "keys", None) is not None:
+            times = (1, 1, prompt.shape[1] // PROMPT, 1)
+            layer.keys, layer.values = layer.keys.repeat(times), layer.values.repeat(times)
+    return cache
+
+
+@torch.no_grad()
 def extend_cache(model, token, cache):
     """Decode tokens greedily."""
     for _ in range(STEPS):
@@ -56,9 +68,12 @@ def main():
     options.add_argument(
         "--prompts", nargs="+", type=int, default=[PROMPT], help="tokens of a prompt"
     )
+    options.add_argument("--tokens-only", action="store_true", help="time no prompts")
     add_variants_option(options)
     add_routers_option(options)
     args, rows = parse_arguments(options), {}
+    if args.tokens_only and any(length % PROMPT for length in args.prompts):
+        options.error(f"--tokens-only wants --prompts that are multiples of {PROMPT}")
     for shape in args.shapes:
         fields = SHAPES[shape][0]
         if args.variants:
@@ -71,7 +86,8 @@ def main():
             model.eval()
         for batch, length in itertools.product(args.batches, args.prompts):
             prompt = torch.randint(256, (batch, length), device=args.device)
-            caches = {model: read_prompt(model, prompt) for model, _ in models.values()}
+            fill = fill_cache if args.tokens_only else read_prompt
+            caches = {model: fill(model, prompt) for model, _ in models.values()}
 
             def prefill(model, prompt=prompt):
                 read_prompt(model, prompt)
@@ -79,16 +95,19 @@ def main():
             def decode(model, prompt=prompt, caches=caches):
                 decode_tokens(model, prompt[:, -1:], caches[model])
 
-            prompts = round_seconds(models, prefill, args.repeats, args.device)
             tokens = round_seconds(models, decode, args.repeats, args.device, STEPS)
             batched = f" x{batch}" if batch > 1 else ""
             # The lengths are named where there are several.
             of, after = (f" of {length}", f" after {length}") if args.prompts[1:] else ("", "")
-            rows[f"{shape} prompt{of}{batched}"] = prompts
+            if not args.tokens_only:
+                rows[f"{shape} prompt{of}{batched}"] = round_seconds(
+                    models, prefill, args.repeats, args.device
+                )
             rows[f"{shape} token{after}{batched}"] = tokens
     base = "lime" if args.routers else "plain" if args.variants else "llama"
     lengths = " or ".join(map(str, args.prompts))
-    print_table(f"a prompt of {lengths}; a token", rows, args.device, args.json, base)
+    title = f"a token after {lengths}" if args.tokens_only else f"a prompt of {lengths}; a token"
+    print_table(title, rows, args.device, args.json, base)
 
 
 if __name__ == "__main__":

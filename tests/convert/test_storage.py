@@ -60,9 +60,8 @@ def test_keys_and_values_that_are_maps_of_others_are_found(fields, texts, ids):
             for linear in (below.k_proj, below.v_proj, below.o_proj, above.k_proj, above.v_proj):
                 linear.bias.data.zero_()
     model, rows = with_storage(llama, "half", texts)
-    assert [(row.layer, row.lender, list(row.heads)) for row in rows] == [
-        (1, 0, ORDER),
-        (3, 2, ORDER),
+    assert [(row.layer, row.heads) for row in rows] == [
+        (layer, tuple((layer - 1, head) * 2 for head in ORDER)) for layer in (1, 3)
     ]
     for row in rows:
         assert row.keys == pytest.approx(1, abs=1e-9)
@@ -77,6 +76,36 @@ def test_keys_and_values_that_are_maps_of_others_are_found(fields, texts, ids):
     assert (copied(ids).logits - plain(ids).logits).abs().max() > 0.01
 
 
+def test_each_head_finds_the_heads_of_other_layers_that_it_is_a_map_of(texts, ids, tmp_path):
+    llama = a_llama()
+    layers = llama.model.layers
+    with torch.no_grad():
+        # All layers see the same.
+        for layer in layers[:3]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        for layer in layers[1:]:
+            layer.input_layernorm.weight.copy_(layers[0].input_layernorm.weight)
+        for part, found in (("k_proj", ((0, 1), (2, 0))), ("v_proj", ((2, 1), (0, 0)))):
+            own = getattr(layers[3].self_attn, part).weight.unflatten(0, (HEADS, WIDTH))
+            for head, (j, g) in enumerate(found):
+                theirs = getattr(layers[j].self_attn, part).weight.unflatten(0, (HEADS, WIDTH))[g]
+                mixing = -3.0 if part == "k_proj" else torch.randn(WIDTH, WIDTH)
+                own[head] = mixing * theirs if part == "k_proj" else mixing.double() @ theirs
+    model, rows = with_storage(llama, 3, texts, method="heads")
+    assert [row.heads for row in rows] == [((0, 1, 2, 1), (2, 0, 0, 0))]
+    assert rows[0].keys == pytest.approx(1) and rows[0].values == pytest.approx(1)
+    plain = PlainForCausalLM.from_llama(llama)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=1e-10)
+        model.save_pretrained(tmp_path)
+        loaded = LimeForCausalLM.from_pretrained(tmp_path, dtype="float64").eval()
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-10)
+    # One layer alone has not all of it.
+    _, rows = with_storage(llama, 3, texts)
+    assert rows[0].keys < 0.9
+
+
 def test_the_source_is_left_as_it_was(texts):
     llama = a_llama()
     before = {name: tensor.clone() for name, tensor in llama.state_dict().items()}
@@ -89,7 +118,11 @@ def test_the_source_is_left_as_it_was(texts):
 def test_an_average_is_of_the_lender_and_all_that_borrow_from_it(texts):
     llama = a_llama()
     model, rows = with_storage(llama, [0, 3], texts, method="average")
-    assert [(row.layer, row.lender, row.keys) for row in rows] == [(1, 0, None), (2, 0, None)]
+    heads = tuple((0, head) * 2 for head in range(HEADS))
+    assert [(row.layer, row.heads, row.keys) for row in rows] == [
+        (1, heads, None),
+        (2, heads, None),
+    ]
     ours, theirs = model.model.layers, llama.model.layers
     for part in ("k_proj", "v_proj"):
         weights = [getattr(layer.self_attn, part).weight for layer in theirs]
@@ -117,15 +150,19 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
 
     found = {
         method: with_storage(llama, "half", [fitted_on], method=method)
-        for method in ("fit", "average", "copy")
+        for method in ("fit", "heads", "average", "copy")
     }
     losses = {method: loss(model) for method, (model, _) in found.items()}
     assert loss(llama) < losses["fit"] < min(losses["average"], losses["copy"])
+    # Which heads are free to choose is more than the best pairs of one layer.
+    for row, of_heads in zip(found["fit"][1], found["heads"][1], strict=True):
+        assert of_heads.keys >= row.keys - 1e-3 and of_heads.values >= row.values - 1e-3
+    assert losses["heads"] < losses["average"]
     model, rows = found["fit"]
     for row, copied in zip(rows, found["copy"][1], strict=True):
         assert copied.keys < row.keys < 1 and copied.values < row.values < 1
     lent = [memory.lender for memory in active_memories(model) if isinstance(memory, LentMemory)]
-    assert lent == [row.lender for row in rows] == [0, 2]
+    assert lent == [row.heads[0][0] for row in rows] == [0, 2]
     model.save_pretrained(tmp_path)
     assert loss(LimeForCausalLM.from_pretrained(tmp_path)) == losses["fit"]
 
@@ -137,6 +174,7 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
         ({"storage": "half", "router_init": "paper"}, 'router_init="paper"'),
         ({"storage": 5}, "from 1 to 4, got|up to 3"),
         ({"storage": [1]}, "begins with 0"),
+        ({"storage": 3, "method": "heads", "borrow_from": [0]}, "leave borrow_from and"),
     ],
     ids=str,
 )

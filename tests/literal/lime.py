@@ -24,6 +24,10 @@ CASES = {
         "router_grain": "layer",
     },
     "lime-lent": {"storage": [0, 1], "borrow_from": [1, 0]},
+    "lime-lent-heads": {
+        "storage": [0, 2],
+        "borrow_heads": [[[0, 1, 0, 1], [0, 0, 0, 1]], [[2, 0, 0, 1], [0, 1, 2, 0]]],
+    },
 }
 
 PLAIN = [
@@ -41,6 +45,15 @@ def logits(model, ids):
         if not layer.lenders:
             routed = read(layer, query, slots)
             lent[layer.layer_idx] = routed
+        elif model.config.borrow_heads is not None:
+            # Layers 1 and 3 are those that store nothing.
+            heads = model.config.borrow_heads[(layer.layer_idx - 1) // 2]
+            routed = tuple(
+                torch.stack(
+                    [lent[head[2 * part]][part][:, head[2 * part + 1]] for head in heads], 1
+                )
+                for part in (0, 1)
+            )
         elif model.config.upper == "borrow":
             (lender,) = layer.lenders
             routed = lent[lender]

@@ -13,9 +13,12 @@ import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.keywords import CACHE
+from layermem.models.lent_heads import LentHeads
 from layermem.models.registry import lookup
+from layermem.models.sharded_routers import SourceHeads
 from layermem.ops.rope import rotate
-from layermem.variants.lime import Lime
+from layermem.variants.fused_kv import FusedMemory
+from layermem.variants.lime import Lime, LimeRouter, LimeSeparateRouters
 
 DEEP = {**TINY, "num_hidden_layers": 6}
 HALF = {"storage": "half", **layermem.RECIPE}
@@ -34,6 +37,11 @@ def bytes_in(cache):
         ("lime", {"storage": 2}, 2 / 6),
         ("lime", {"storage": [0, 4]}, 2 / 6),
         ("lime", {"storage": "half", "upper": "mix"}, 3 / 6),
+        (
+            "lime",
+            {"storage": [0, 1, 2, 3, 4], "borrow_heads": [[[4, 1, 0, 0], [2, 0, 1, 1]]]},
+            5 / 6,
+        ),
         ("lime", {"storage": 2, "upper": "mix"}, 2 / 6),
         ("cla", {}, 3 / 6),
         ("cla", {"sharing": 6}, 1 / 6),
@@ -69,6 +77,7 @@ def test_what_a_token_reads_of_the_cache_is_counted():
         ("lime", {"storage": "half"}, 4),
         # Layer 1 mixes one entry, layer 3 those of layers 0 and 2.
         ("lime", {"storage": "half", "upper": "mix"}, 5),
+        ("lime", {"storage": 3, "borrow_heads": [[[0, 0, 1, 0], [2, 0, 1, 1]]]}, 4),
         ("yoco", {}, 4),
         ("fused_kv", {}, 6),
         ("fused_kv", {"fusion": "lite"}, 4),
@@ -123,6 +132,67 @@ def test_mixing_routers_are_pruned_and_loaded(ids, tmp_path):
         model.save_pretrained(tmp_path)
         loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {**HALF, "router_sources": [[], [0], [0], [0, 2], [2], [2, 4]]},
+        {"router_grain": "head", "attention_bias": True},
+        {"router_shares_kv": False, "num_key_value_heads": 4},
+    ],
+    ids=str,
+)
+def test_layers_that_mix_are_pruned_to_one_head_for_each(fields, ids, tmp_path):
+    model = LimeForCausalLM(LimeConfig(**{**DEEP, "storage": "half", "upper": "mix", **fields}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = attentive(model)
+    whole = copy.deepcopy(model)
+    heads = model.config.num_key_value_heads
+    with torch.no_grad():
+        for layer in whole.model.layers:
+            if layer.lenders:
+                # All weights but the largest of each row, by hand; one row may stand for all.
+                for weight in layer.self_attn.memory.parameters():
+                    largest = weight.abs().amax(1, keepdim=True)
+                    weight.mul_(weight.abs() == largest)
+        rows = model.prune_to_heads()
+        assert [row.layer for row in rows] == [1, 3, 5]
+        assert all(len(row.heads) == heads for row in rows)
+        assert all(0 <= row.dropped_share < 1 for row in rows)
+        expected = whole(ids).logits
+        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-12)
+        assert not torch.allclose(expected, LimeForCausalLM(whole.config).double()(ids).logits)
+    assert count_read(model.config, model.variant) == count_read(
+        PlainConfig(**{**DEEP, "num_key_value_heads": heads}), lookup("plain").variant
+    )
+    if not model.config.attention_bias:
+        assert model.num_parameters() == count_parameters(model.config, model.variant)
+    model.save_pretrained(tmp_path)
+    loaded = LimeForCausalLM.from_pretrained(tmp_path, dtype="float64").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match='got upper="borrow"'):
+        model.prune_to_heads()
+    with pytest.raises(ValueError, match='got upper="borrow"'):
+        LimeForCausalLM(LimeConfig(**TINY)).prune_to_heads()
+
+
+def test_projections_that_cannot_be_scaled_keep_their_router(ids):
+    peft = pytest.importorskip("peft")
+    model = LimeForCausalLM(LimeConfig(**DEEP, storage="half", upper="mix"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="q_proj of layer 1 is a Linear, whose|merge adapters"):
+        adapted.base_model.model.prune_to_heads()
+    assert model.config.upper == "mix"
+    model = LimeForCausalLM(LimeConfig(**DEEP, storage="half", upper="mix"))
+    with torch.no_grad():
+        model.model.layers[3].self_attn.memory.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="layer 3 has weights that are not finite"):
+        model.prune_to_heads()
 
 
 @pytest.mark.parametrize(
@@ -190,6 +260,22 @@ def test_what_needs_all_projections_is_refused():
         ({"storage": 2, "borrow_from": [0, 2]}, r"storage layers \[0, 1\]"),
         ({"storage": [0, 3], "borrow_from": [0, 3]}, r"layers \[1, 2\], got \[0, 3\]"),
         ({"storage": 2, "upper": "mix", "borrow_from": [0, 0]}, "leave it None"),
+        ({"borrow_heads": [[[0] * 4] * 2]}, r"borrow_heads=\[\[\[0, 0, 0, 0\].*set storage"),
+        (
+            {"storage": 3, "borrow_heads": [[[0] * 4]]},
+            r"layers \[3\], with an entry for each of the 2",
+        ),
+        ({"storage": 2, "borrow_heads": [[[0] * 4] * 2]}, r"each of the layers \[2, 3\]"),
+        ({"storage": 3, "borrow_heads": [[[0] * 4, [0, 2, 0, 0]]]}, r"up to 1, got \[0, 2, 0, 0\]"),
+        ({"storage": 3, "borrow_heads": [[[0] * 4, [0, 0, 3, 0]]]}, r"layers \[0, 1, 2\].*3, 0\]"),
+        ({"storage": 3, "borrow_heads": [[[0] * 4, [0, 0]]]}, r"got \[0, 0\]"),
+        ({"storage": 3, "borrow_heads": [[[0] * 4, [0, -1, 0, 0]]]}, "borrow_heads must be"),
+        ({"storage": 3, "borrow_from": [0], "borrow_heads": [[[0] * 4] * 2]}, "in two ways"),
+        ({"storage": 3, "upper": "mix", "borrow_heads": [[[0] * 4] * 2]}, "leave it None"),
+        (
+            {"storage": 3, "borrow_heads": [[[0] * 4] * 2], "router_sources": [[], [], [], [1]]},
+            r"must be \[0\]",
+        ),
         ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [], [0]]}, "one at least"),
         ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [0], [2]]}, "storage layers"),
         ({"storage": [1, 2], "router_sources": [[], [], [1], [1]]}, "begins with 0"),
@@ -201,6 +287,95 @@ def test_what_needs_all_projections_is_refused():
 def test_storage_that_cannot_be_is_named(fields, message):
     with pytest.raises(Exception, match=message):
         LimeConfig(**TINY, **fields)
+
+
+# Layers that need not form what they attend to while decoding.
+UNFORMED = {
+    "pairs": ("lime", {"storage": "half", "upper": "mix"}),
+    "recipe": ("lime", {**HALF, "upper": "mix"}),
+    "heads": ("lime", {"storage": "half", "upper": "mix", "router_grain": "head"}),
+    "lent heads": (
+        "lime",
+        {
+            "storage": 4,
+            "borrow_heads": [[[0, 1, 2, 0], [2, 1, 0, 1]], [[1, 0, 3, 0], [3, 1, 3, 1]]],
+        },
+    ),
+    "fused": ("fused_kv", {"num_kv_shared_layers": 3}),
+}
+
+
+@pytest.fixture
+def formed(monkeypatch):
+    """The memories that were asked to form what they attend to."""
+    asked = []
+    for kind in (LimeRouter, LimeSeparateRouters, LentHeads, FusedMemory):
+
+        def forward(memory, query, slots, usual=kind.forward):
+            asked.append(memory)
+            return usual(memory, query, slots)
+
+        monkeypatch.setattr(kind, "forward", forward)
+    return asked
+
+
+def unformed_model(case, **more):
+    name, fields = UNFORMED[case]
+    model = layermem.build(name, **DEEP, **fields, **more)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return attentive(model)
+
+
+def last_token(model, ids, formed, mask=None, **given):
+    """Return the logits of the last token, the others cached; and the layers that formed it."""
+    masks = (
+        ({}, {}) if mask is None else ({"attention_mask": mask[:, :-1]}, {"attention_mask": mask})
+    )
+    with torch.no_grad():
+        cache = model(ids[:, :-1], use_cache=True, **masks[0])[CACHE]
+    formed.clear()
+    logits = model(ids[:, -1:], **{CACHE: cache}, **masks[1], **given).logits[:, -1]
+    lent = {layer.self_attn.memory for layer in model.model.layers if layer.lenders}
+    return logits, [memory for memory in formed if memory in lent]
+
+
+@pytest.mark.parametrize("case", UNFORMED)
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_token_attends_without_forming_what_it_attends_to(case, padded, ids, formed):
+    model, mask = unformed_model(case), None
+    if padded:
+        mask = torch.ones_like(ids)
+        mask[1, :3], mask[2, :5] = 0, 0
+    with torch.no_grad():
+        given = {} if mask is None else {"attention_mask": mask}
+        whole = model(ids, use_cache=False, **given).logits[:, -1]
+        assert len([m for m in formed if m in {x.self_attn.memory for x in model.model.layers}])
+        logits, by_forming = last_token(model, ids, formed, mask)
+    assert by_forming == []
+    torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", UNFORMED)
+@pytest.mark.parametrize("reason", ["gradients", "eager", "bfloat16", "hook"])
+def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, formed):
+    model = unformed_model(case, attn_implementation="eager" if reason == "eager" else "sdpa")
+    lent = [layer.self_attn.memory for layer in model.model.layers if layer.lenders]
+    if reason == "bfloat16":
+        model = model.bfloat16()
+    seen = []
+    for memory in lent if reason == "hook" else ():
+        memory.register_forward_hook(lambda *_: seen.append(1))
+    with torch.set_grad_enabled(reason == "gradients"):
+        _, by_forming = last_token(model, ids, formed)
+    assert by_forming == lent
+
+
+def test_processes_that_share_heads_cannot_lend_them():
+    memory = LentHeads((0, 2), [[0, 1, 2, 0], [2, 1, 0, 1]], 2)
+    with pytest.raises(NotImplementedError, match="LentHeads reads heads that other processes"):
+        SourceHeads().install_forward(memory, None)
 
 
 def test_the_cache_of_continuous_batching_is_refused(ids):

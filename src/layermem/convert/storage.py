@@ -10,7 +10,11 @@ The numbers c_r commute with rope, and q . (c K) = (conj(c) q) . K: they go into
 into ``o_proj``, p into the order of query heads, and the new model is a LIMe with storage and
 nothing else. p pairs the heads that explain most, one after the other.
 
-Letters: G key-value heads, E head width, T tokens.
+Where each head may borrow from any storage layer below (``method="heads"``), K_u[r] has the head
+that explains it best, of whatever layer, and V_u[r] another: they are the config's
+``borrow_heads``.
+
+Letters: G key-value heads, N heads that may be borrowed, E head width, T tokens.
 """
 
 import re
@@ -24,14 +28,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from layermem.models.decoder import Attention, DecoderLayer, Handed
 from layermem.models.keywords import create_mask
+from layermem.models.lent_heads import LentHeads
 from layermem.models.registry import lookup
 from layermem.ops.route import Slot
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
 from layermem.variants.plain import PlainForCausalLM
 
-Method = Literal["fit", "average", "copy"]
-"""How a layer that borrows makes do with another's keys and values: "fit" as above; "average" both
-have the mean of their projections; "copy" nothing is changed."""
+Method = Literal["fit", "heads", "average", "copy"]
+"""How a layer that borrows makes do with another's keys and values: "fit" and "heads" as above;
+"average" both have the mean of their projections; "copy" nothing is changed."""
 # Of a head that is zero on the text, nothing can be told.
 _TINY = 1e-30
 _OF_THE_FILE = ("model_type", "architectures", "auto_map", "transformers_version")
@@ -39,14 +44,12 @@ _OF_THE_FILE = ("model_type", "architectures", "auto_map", "transformers_version
 
 @dataclass(frozen=True, kw_only=True)
 class Borrowed:
-    """How well one layer makes do with the keys and values of another."""
+    """How well one layer makes do with the keys and values of others."""
 
     layer: int
     """The layer that borrows."""
-    lender: int
-    """The layer that it borrows from."""
-    heads: tuple[int, ...]
-    """For each of its key-value heads, the head that it reads."""
+    heads: tuple[tuple[int, int, int, int], ...]
+    """What each of its key-value heads reads: layer of keys, head, layer of values, head."""
     keys: float | None
     """Share of the squared norm of its own keys that is explained on the text; None: of an average,
     which changes the lender's too, it is not known."""
@@ -69,15 +72,22 @@ def with_storage(
     """
     llama: Any = PlainForCausalLM.from_llama(source).eval()
     config = config_with_storage(llama.config, storage, **fields)
-    lenders = {
-        layer: config.lender_of(layer)
-        for layer in range(config.num_hidden_layers)
-        if layer not in config.storing()
-    }
-    borrowing = _without_routers(llama, lenders)
+    nearest = {layer: config.lenders_of(layer)[0] for layer in config.not_storing()}
+    borrowing = _without_routers(llama, nearest)
     if method == "average":
-        _average(llama, borrowing, lenders)
+        _average(llama, borrowing, nearest)
+    lenders: dict[int, Sequence[int]] = {layer: [lender] for layer, lender in nearest.items()}
+    if method == "heads":
+        if config.borrow_from is not None or config.borrow_heads is not None:
+            raise ValueError(
+                'method="heads" finds what each head borrows; leave borrow_from and borrow_heads '
+                "out"
+            )
+        lenders = {layer: config.storing_below(layer) for layer in lenders}
     rows = list(_fit_layers(llama, borrowing, texts, lenders, method))
+    if method == "heads":
+        heads = [list(map(list, row.heads)) for row in rows]
+        config = config_with_storage(llama.config, storage, **fields, borrow_heads=heads)
     model: Any = LimeForCausalLM(config).to(llama.dtype).eval()
     missing, _ = model.load_state_dict(borrowing.state_dict(), strict=False)
     if unknown := [name for name in missing if ".memory." not in name]:
@@ -99,21 +109,21 @@ def config_with_storage(plain: PreTrainedConfig, storage: Any, **fields: Any) ->
 
 
 class _Fit:
-    """Sums over tokens of one layer and its lender, and what they say."""
+    """Sums over tokens of one layer and the N heads of its lenders, and what they say."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, n_lenders: int) -> None:
         heads, width = int(config.num_key_value_heads), config.head_dim
-        pairs = (heads, heads)
+        lent = n_lenders * heads
         # Of own head and lender's head, in float64; keys as complex numbers.
-        self.key_cross = torch.zeros(*pairs, width // 2, dtype=torch.complex128)
-        self.key_square = torch.zeros(heads, width // 2, dtype=torch.float64)
+        self.key_cross = torch.zeros(heads, lent, width // 2, dtype=torch.complex128)
+        self.key_square = torch.zeros(lent, width // 2, dtype=torch.float64)
         self.own_key_square = torch.zeros(heads, width // 2, dtype=torch.float64)
-        self.value_cross = torch.zeros(*pairs, width, width, dtype=torch.float64)
-        self.value_gram = torch.zeros(heads, width, width, dtype=torch.float64)
+        self.value_cross = torch.zeros(heads, lent, width, width, dtype=torch.float64)
+        self.value_gram = torch.zeros(lent, width, width, dtype=torch.float64)
         self.own_value_square = torch.zeros(heads, dtype=torch.float64)
 
-    def add(self, own: tuple[Tensor, Tensor], lent: tuple[Tensor, Tensor]) -> None:
-        """Add keys and values [T, G, E] of the layer and of its lender."""
+    def add(self, own: Slot, lent: Slot) -> None:
+        """Add keys and values of the layer, [T, G, E], and of its lenders, [T, N, E]."""
         own_key, key = (_as_complex(keys) for keys in (own[0], lent[0]))
         self.key_cross += torch.einsum("trp,tgp->rgp", own_key, key.conj())
         self.key_square += key.abs().square().sum(0)
@@ -124,15 +134,15 @@ class _Fit:
         self.own_value_square += own_value.square().sum((0, 2))
 
     def key_scales(self) -> Tensor:
-        """Return c for each own head and lender's head, [G, G, E / 2]."""
+        """Return c for each own head and lender's head, [G, N, E / 2]."""
         return self.key_cross / self.key_square.clamp_min(_TINY)
 
     def value_maps(self) -> Tensor:
-        """Return A for each own head and lender's head, [G, G, E, E]."""
+        """Return A for each own head and lender's head, [G, N, E, E]."""
         return torch.linalg.pinv(self.value_gram, hermitian=True) @ self.value_cross
 
     def _shares(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is explained of keys and of values by scales and maps, [G, G] each."""
+        """Return what is explained of keys and of values by scales and maps, [G, N] each."""
         lent_key = (keys.abs().square() * self.key_square).sum(-1)
         both = (keys.conj() * self.key_cross).real.sum(-1)
         own_key = self.own_key_square.sum(-1, keepdim=True).clamp_min(_TINY)
@@ -141,35 +151,39 @@ class _Fit:
         own_value = self.own_value_square[:, None].clamp_min(_TINY)
         return (2 * both - lent_key) / own_key, (2 * both_values - lent_value) / own_value
 
-    def heads(self) -> list[int]:
-        """Return the lender's head for each own head, each once, the best pair first."""
-        gain = sum(self._shares(self.key_scales(), self.value_maps()))
-        gain = cast("Tensor", gain).clone()
-        chosen = [0] * len(gain)
-        for _ in chosen:
-            own, lent = divmod(int(gain.argmax()), len(gain))
-            chosen[own] = lent
-            gain[own], gain[:, lent] = -torch.inf, -torch.inf
-        return chosen
+    def choose(self, method: Method) -> tuple[Tensor, Tensor]:
+        """Return, of the N heads, whose keys and whose values each own head reads, [G] each."""
+        if method in ("average", "copy"):
+            own = torch.arange(len(self.key_cross))
+            return own, own
+        keys, values = self._shares(self.key_scales(), self.value_maps())
+        if method == "heads":
+            return keys.argmax(1), values.argmax(1)
+        # Each head of the lender once, the best pair first.
+        gain = keys + values
+        chosen = torch.zeros(len(gain), dtype=torch.long)
+        for _ in range(len(gain)):
+            row, lent = divmod(int(gain.argmax()), len(gain))
+            chosen[row] = lent
+            gain[row], gain[:, lent] = -torch.inf, -torch.inf
+        return chosen, chosen
 
     def explained(self, method: Method) -> dict[str, float | None]:
         """Return the shares of keys and of values that are explained, over all heads."""
         if method == "average":
             return {"keys": None, "values": None}
-        own = torch.arange(len(self.value_gram))
-        if method == "fit":
-            lent = torch.tensor(self.heads())
-            keys, values = self.key_scales(), self.value_maps()
+        if method == "copy":
+            scales = torch.ones_like(self.key_cross)
+            maps = torch.eye(self.value_gram.shape[-1]).double().expand_as(self.value_cross)
         else:
-            lent = own
-            keys = torch.ones_like(self.key_cross)
-            values = torch.eye(self.value_gram.shape[-1]).double().expand_as(self.value_cross)
-        of_keys, of_values = (share[own, lent] for share in self._shares(keys, values))
+            scales, maps = self.key_scales(), self.value_maps()
+        own = torch.arange(len(self.key_cross))
+        chosen = self.choose(method)
         norms = self.own_key_square.sum(-1), self.own_value_square
         return {
-            name: float((share * norm).sum() / norm.sum().clamp_min(_TINY))
-            for name, share, norm in zip(
-                ("keys", "values"), (of_keys, of_values), norms, strict=True
+            name: float((share[own, lent] * norm).sum() / norm.sum().clamp_min(_TINY))
+            for name, share, lent, norm in zip(
+                ("keys", "values"), self._shares(scales, maps), chosen, norms, strict=True
             )
         }
 
@@ -232,13 +246,13 @@ def _fit_layers(
     llama: Any,
     borrowing: Any,
     texts: Iterable[Tensor],
-    lenders: Mapping[int, int],
+    lenders: Mapping[int, Sequence[int]],
     method: Method,
 ) -> Iterator[Borrowed]:
     """Adapt the layers that borrow from the lowest on, and yield how well each does.
 
-    Each is fitted to the keys and values that it had in the model as it was, from what its lender
-    has in the new one, whose layers below are adapted already.
+    Each is fitted to the keys and values that it had in the model as it was, from what its lenders
+    have in the new one, whose layers below are adapted already.
     """
     config, texts = llama.config, list(texts)
     tokens = sum(ids.numel() for ids in texts)
@@ -248,39 +262,60 @@ def _fit_layers(
             f"{config.head_dim} on; give at least some thousand tokens"
         )
     before, after = _Walk(llama, texts), _Walk(borrowing, texts)
+    lending = {j for layer in lenders.values() for j in layer}
+    for j in lending:
+        after.layers[j].self_attn.lends = True
     lent: dict[int, list[Slot]] = {}
     for i in range(max(lenders, default=-1) + 1):
         if i in lenders:
-            fit = _Fit(config)
-            for own, of_lender in zip(before.slots(i), lent[lenders[i]], strict=True):
-                fit.add(own, of_lender)
-            heads = tuple(fit.heads() if method == "fit" else range(config.num_key_value_heads))
-            if method == "fit":
-                _adapt(after.layers[i].self_attn, fit, heads)
-            yield Borrowed(layer=i, lender=lenders[i], heads=heads, **fit.explained(method))
-        elif i in lenders.values():
+            fit = _Fit(config, len(lenders[i]))
+            for own, *of_lenders in zip(
+                before.slots(i), *(lent[j] for j in lenders[i]), strict=True
+            ):
+                keys, values = zip(*of_lenders, strict=True)
+                fit.add(own, (torch.cat(keys, 1), torch.cat(values, 1)))
+            yield _adapt(after.layers[i], fit, lenders[i], method)
+        elif i in lending:
             lent[i] = after.slots(i)
         before.step(i)
         after.step(i)
 
 
+def _adapt(layer: DecoderLayer, fit: _Fit, lenders: Sequence[int], method: Method) -> Borrowed:
+    """Change a layer so that it reads what is lent, and return what it reads and how well."""
+    keys, values = fit.choose(method)
+    n_heads = len(keys)
+    heads = tuple(
+        (lenders[k // n_heads], k % n_heads, lenders[v // n_heads], v % n_heads)
+        for k, v in zip(keys.tolist(), values.tolist(), strict=True)
+    )
+    if method == "fit":
+        # Own head r takes the place of the lender's head p(r): [place] -> own head.
+        _change(layer.self_attn, fit, keys, values, order=keys.argsort())
+    elif method == "heads":
+        _change(layer.self_attn, fit, keys, values, order=torch.arange(n_heads))
+        layer.lenders = tuple(sorted({j for head in heads for j in head[::2]}))
+        layer.self_attn.memory = LentHeads(layer.lenders, heads, n_heads)
+    return Borrowed(layer=layer.layer_idx, heads=heads, **fit.explained(method))
+
+
 @torch.no_grad()
-def _adapt(attention: Attention, fit: _Fit, heads: Sequence[int]) -> None:
-    """Change queries and outputs of a layer so that it reads its lender's keys and values."""
+def _change(
+    attention: Attention, fit: _Fit, keys: Tensor, values: Tensor, *, order: Tensor
+) -> None:
+    """Change queries and outputs of a layer so that it reads these keys and values."""
     width, groups = attention.head_dim, attention.num_key_value_groups
-    own = torch.arange(len(heads))
-    scales, maps = fit.key_scales()[own, list(heads)], fit.value_maps()[own, list(heads)]
-    # Own head r takes the place of the lender's head p(r): [place] -> own head.
-    order = torch.tensor(heads).argsort()
+    own = torch.arange(len(keys))
+    scales, maps = fit.key_scales()[own, keys], fit.value_maps()[own, values]
     for name, parameter in attention.q_proj.named_parameters():
         # Rows [G, H / G, 2, E / 2, ...]: the two halves of a head are real and imaginary parts.
-        rows = parameter.double().reshape(len(heads), groups, 2, width // 2, -1)
+        rows = parameter.double().reshape(len(keys), groups, 2, width // 2, -1)
         number = torch.complex(rows[:, :, 0], rows[:, :, 1])
         number = number * scales.conj()[:, None, :, None]
         rows = torch.stack([number.real, number.imag], 2)[order]
         parameter.copy_(rows.reshape(parameter.shape if name == "weight" else (-1,)))
     weight = attention.o_proj.weight
-    columns = weight.double().unflatten(1, (len(heads), groups, width))
+    columns = weight.double().unflatten(1, (len(keys), groups, width))
     # O_h A_r^T: y = sum_h O_h (A_r^T v), with values as rows in v A_r.
     columns = torch.einsum("orhe,rde->orhd", columns, maps)[:, order]
     weight.copy_(columns.flatten(1))

@@ -43,7 +43,7 @@ def begin_shared_buffer(
     # Slots of a buffer lie in the order of their layers, without those of layers that have none.
     places = {layer: place for place, layer in enumerate(memories)}
     for layer, memory in memories.items():
-        if memory is not None and _has_company(memory):
+        if memory is not None and has_company(memory):
             return None
         route = memory.as_route() if isinstance(memory, Memory) else None
         if route is not None:
@@ -75,7 +75,7 @@ def is_replaced(module: nn.Module) -> bool:
     return "forward" in vars(module)
 
 
-def _has_company(memory: nn.Module) -> bool:
+def has_company(memory: nn.Module) -> bool:
     """Whether other code than its own runs when a memory is called, and may change what it does.
 
     A hook before it may change its weights or slots. A hook after it may follow the gradients of

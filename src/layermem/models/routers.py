@@ -18,6 +18,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from layermem.models.lent_heads import LentHeads
 from layermem.models.memories import unadapted_memories
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Memory, Part, WeightsUnknown
@@ -160,6 +161,25 @@ class PrunedRouter:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrunedToHeads:
+    """What the heads of a layer read since its router was pruned to one source for each.
+
+    ``heads``: of each head the layer of keys, head, layer of values, head; ``dropped_share``: the
+    share of the absolute weight that was removed.
+    """
+
+    layer: int
+    heads: tuple[tuple[int, int, int, int], ...]
+    dropped_share: float
+
+    def __str__(self) -> str:
+        read = "  ".join(f"{j}:{g}/{i}:{h}" for j, g, i, h in self.heads)
+        return (
+            f"layer {self.layer:3d}  reads {read}; {self.dropped_share:.2%} of the weight removed"
+        )
+
+
 class RouterMethods(PreTrainedDecoder):
     """Methods of model classes with static routers."""
 
@@ -231,6 +251,45 @@ class RouterMethods(PreTrainedDecoder):
         decoder.update_sources()
         return [row for _, row in pruned]
 
+    @torch.no_grad()
+    def prune_to_heads(self) -> list[PrunedToHeads]:
+        """Let each head of the layers that mix read its largest source alone, in place.
+
+        A model with upper="mix" becomes one with upper="borrow" and ``borrow_heads``, and computes
+        what it would with all other weights of these layers set to zero. The weights that are left
+        go into the projections of queries and outputs. Such a layer reads as much of the cache as
+        one of a plain decoder. It was trained to read more, so train it further; prune before
+        creating an optimiser.
+        """
+        decoder, config = self.base_model, self.config
+        if getattr(config, "upper", "borrow") != "mix":
+            raise ValueError(
+                'only a model with upper="mix" has layers that mix what others lend, got '
+                f'upper="{getattr(config, "upper", None)}"'
+            )
+        routers = {router.layer: router for router in learned_routers(decoder)}
+        pruned = []
+        for layer in decoder.layers:
+            if layer.lenders:
+                _check_plain_weights(layer.self_attn, layer.layer_idx)
+                pruned.append((layer, *_largest_heads(routers[layer.layer_idx])))
+        for layer, row, of_keys, of_values in pruned:
+            attention = layer.self_attn
+            groups = attention.num_key_value_groups * attention.head_dim
+            for parameter in attention.q_proj.parameters():
+                by_row = of_keys.repeat_interleave(groups).to(parameter)
+                parameter.mul_(by_row[:, None] if parameter.ndim == 2 else by_row)
+            weight = attention.o_proj.weight
+            weight.mul_(of_values.repeat_interleave(groups).to(weight))
+            lenders = sorted({j for head in row.heads for j in head[::2]})
+            attention.memory = LentHeads(lenders, row.heads, config.num_key_value_heads)
+        rows = [row for _, row, *_ in pruned]
+        config.upper, config.borrow_heads = "borrow", [list(map(list, row.heads)) for row in rows]
+        decoder.update_sources()
+        if config.router_sources is not None:
+            config.router_sources = [list(x.sources or x.lenders) for x in decoder.layers]
+        return rows
+
 
 def check_sources(router_sources: Sequence[Sequence[int]], n_layers: int) -> None:
     """Raise ``ValueError`` unless there is a list of earlier layers for each of ``n_layers``."""
@@ -300,6 +359,49 @@ def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRoute
         zeroed=int(((new == 0) & (old != 0))[:, columns].sum()),
         dropped_share=1 - new_sum / old_sum if old_sum else 0.0,
     )
+
+
+def _check_plain_weights(attention: nn.Module, layer: int) -> None:
+    """Raise unless queries and outputs of a layer are matrices that can be scaled."""
+    for name in ("q_proj", "o_proj"):
+        linear = getattr(attention, name)
+        if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
+            raise ValueError(
+                f"{name} of layer {layer} is a {type(linear).__name__}, whose weights cannot be "
+                "scaled; merge adapters (merge_and_unload), or load the model without quantisation"
+            )
+
+
+def _largest_heads(router: StaticRouter) -> tuple[PrunedToHeads, Tensor, Tensor]:
+    """Return what each head reads with its largest weight, and these weights of keys and values."""
+    if router.is_shared:
+        raise ValueError(
+            f"the router of layer {router.layer} is shared by the processes of tensor parallelism; "
+            "load the model without a tp_plan, prune it and save it"
+        )
+    chosen, kept, total = [], 0.0, 0.0
+    scales = []
+    for sources, weights in router.static_weights_by_part().values():
+        # [target, source, source head]; one head stands for all, and reads that of its number.
+        n_heads = router.num_heads
+        if weights.shape[2] == 1:
+            weights = weights * torch.eye(n_heads).to(weights)[:, None]
+        flat = weights.detach().flatten(1)
+        if not flat.isfinite().all():
+            raise ValueError(
+                f"the router of layer {router.layer} has weights that are not finite; load an "
+                "earlier checkpoint"
+            )
+        largest = flat.abs().argmax(1)
+        scales.append(flat.gather(1, largest[:, None])[:, 0])
+        chosen.append([(sources[k // n_heads], k % n_heads) for k in largest.tolist()])
+        kept += float(scales[-1].abs().sum(dtype=torch.float64))
+        total += float(flat.abs().sum(dtype=torch.float64))
+    heads = tuple((*key, *value) for key, value in zip(*chosen, strict=True))
+    row = PrunedToHeads(
+        layer=router.layer, heads=heads, dropped_share=1 - kept / total if total else 0.0
+    )
+    return row, scales[0], scales[1]
 
 
 def _summarise(router: StaticRouter) -> list[RouterRow]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 from layermem.models.routers import StaticRouter
+from layermem.models.seams import Memory
 from layermem.ops.route import Slot
 
 SOURCE_HEADS = "layermem_source_heads"
@@ -33,6 +34,11 @@ class SourceHeads(TensorParallelLayer):
     """transformers' parallel style for memories; one that is no router stays as it is."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
+        if isinstance(module, Memory) and module.reads_all_heads:
+            raise NotImplementedError(
+                f"a {type(module).__name__} reads heads that other processes of tensor parallelism "
+                "have; load the model without a tp_plan"
+            )
         if not isinstance(module, StaticRouter):
             return module
 

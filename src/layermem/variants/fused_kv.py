@@ -33,6 +33,7 @@ from layermem.models.seams import (
     Variant,
     WeightsUnknown,
 )
+from layermem.ops.lent_attention import attend_to_sum, exchange_pays
 from layermem.ops.route import Slot
 from layermem.variants.yoco import YocoConfig
 
@@ -76,6 +77,18 @@ class FusedMemory(Memory):
             of_low_keys * low_key + of_keys * key,
             of_low_values * low_value + of_values * value,
         )
+
+    def attend(
+        self, query: Tensor, slots: Sequence[Slot], mask: Tensor | None, scaling: float
+    ) -> Tensor | None:
+        heads = self.value_weight.shape[1]
+        if not exchange_pays(query.shape[1], heads, 1, len(slots)):
+            return None
+        grouped = query.unflatten(1, (heads, -1)).squeeze(3) * scaling
+        of_keys = torch.cat([self.key_weight, self.key_weight], -1)
+        outputs = attend_to_sum([grouped * weight for weight in of_keys], slots, mask)
+        low, high = (w * y for w, y in zip(self.value_weight, outputs, strict=True))
+        return (low + high).flatten(1, 2).unsqueeze(2)
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         raise WeightsUnknown("FusedMemory has a weight for each channel, not for each head")

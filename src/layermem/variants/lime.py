@@ -19,7 +19,8 @@ rest is not in the paper: with ``router_shares_kv=False`` keys and values have a
 With ``storage`` some layers, the first among them, have keys and values of their own, and route
 those of each other. The others have none, and no entry in the cache:
 
-    upper="borrow"    a layer attends to what one storage layer does, by default the nearest below
+    upper="borrow"    a layer attends to what one storage layer does, by default the nearest below,
+                      or each of its heads to what a head of some storage layer does
     upper="mix"       it attends to W_l [what the storage layers below attend to], keys rotated:
                       rope turns all of them alike
 
@@ -39,6 +40,7 @@ from transformers import initialization
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
+from layermem.models.lent_heads import LentHeads
 from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.routers import (
@@ -57,6 +59,7 @@ from layermem.models.seams import (
     weights_of_part,
 )
 from layermem.models.sharded_routers import SOURCE_HEADS
+from layermem.ops.lent_attention import attend_to_routed, exchange_pays
 from layermem.ops.route import Slot, route, store
 
 RECIPE: Mapping[str, Any] = MappingProxyType(
@@ -73,7 +76,7 @@ class LimeConfig(DecoderConfig):
     shape_fields = (
         *DecoderConfig.shape_fields,
         *("router", "router_window", "router_sources", "router_shares_kv", "router_grain"),
-        *("storage", "upper", "borrow_from"),
+        *("storage", "upper", "borrow_from", "borrow_heads"),
     )
     local_heads_tp_plan: ClassVar[Mapping[str, str]] = MappingProxyType(
         {**LOCAL_HEADS, "layers.*.self_attn.memory": SOURCE_HEADS}
@@ -105,6 +108,9 @@ class LimeConfig(DecoderConfig):
     of what all below them attend to."""
     borrow_from: list[int] | None = number(None, at_least(0))
     """With upper="borrow": the storage layer of each other layer; None: the nearest below."""
+    borrow_heads: list[list[list[int]]] | None = number(None, at_least(0))
+    """With upper="borrow": for each other layer, what each of its key-value heads attends to, as
+    [layer of keys, head, layer of values, head]; None: the same heads of one layer."""
 
     def storing(self) -> Sequence[int]:
         """Return the layers with keys and values of their own, ascending."""
@@ -118,13 +124,19 @@ class LimeConfig(DecoderConfig):
         """Return the layers below one with keys and values of their own."""
         return tuple(j for j in self.storing() if j < layer)
 
-    def lender_of(self, layer: int) -> int:
-        """Return the storage layer that one of the other layers borrows from."""
-        if self.borrow_from is None:
-            return self.storing_below(layer)[-1]
+    def not_storing(self) -> list[int]:
+        """Return the layers without keys and values of their own, ascending."""
         storing = self.storing()
-        others = [i for i in range(self.num_hidden_layers) if i not in storing]
-        return self.borrow_from[others.index(layer)]
+        return [i for i in range(self.num_hidden_layers) if i not in storing]
+
+    def lenders_of(self, layer: int) -> tuple[int, ...]:
+        """Return the storage layers that one of the other layers borrows from, ascending."""
+        if self.borrow_heads is not None:
+            heads = self.borrow_heads[self.not_storing().index(layer)]
+            return tuple(sorted({j for head in heads for j in head[::2]}))
+        if self.borrow_from is None:
+            return self.storing_below(layer)[-1:]
+        return (self.borrow_from[self.not_storing().index(layer)],)
 
     def validate_storage(self) -> None:
         """Raise ``ValueError`` unless the first layer stores, and all borrow from one that does."""
@@ -135,23 +147,52 @@ class LimeConfig(DecoderConfig):
                 f"of layers up to {layers - 1}, ascending, that begins with 0, got {self.storage!r}"
             )
         if self.storage is None:
-            if self.upper != "borrow" or self.borrow_from is not None:
+            fields = {"borrow_from": self.borrow_from, "borrow_heads": self.borrow_heads}
+            given = [f"{name}={value}" for name, value in fields.items() if value is not None]
+            given += [f'upper="{self.upper}"'] * (self.upper != "borrow")
+            if given:
                 raise ValueError(
-                    f'upper="{self.upper}" and borrow_from={self.borrow_from} are for layers that '
-                    'store nothing: set storage ("half"), or leave them out'
+                    f"{' and '.join(given)} is for layers that store nothing: set storage "
+                    '("half"), or leave it out'
                 )
             return
         if self.router != "full":
             raise ValueError(
                 f'storage={self.storage!r} is for router="full", got router="{self.router}"'
             )
-        if self.borrow_from is not None:
-            self._check_lenders([i for i in range(layers) if i not in storing])
+        for name in ("borrow_from", "borrow_heads"):
+            if self.upper == "mix" and getattr(self, name) is not None:
+                raise ValueError(f'{name} is for upper="borrow", got upper="mix": leave it None')
+        if self.borrow_heads is not None:
+            self._check_heads(self.borrow_heads)
+        elif self.borrow_from is not None:
+            self._check_lenders(self.borrow_from)
 
-    def _check_lenders(self, others: list[int]) -> None:
-        lenders, storing = self.borrow_from or [], self.storing()
-        if self.upper == "mix":
-            raise ValueError('borrow_from is for upper="borrow", got upper="mix": leave it None')
+    def _check_heads(self, layers: list[list[list[int]]]) -> None:
+        if self.borrow_from is not None:
+            raise ValueError(
+                "borrow_from and borrow_heads say the same in two ways; leave one of them None"
+            )
+        others, heads, storing = self.not_storing(), self.num_key_value_heads, self.storing()
+        if [len(layer) for layer in layers] != [heads] * len(others):
+            raise ValueError(
+                f"borrow_heads must have a list for each of the layers {others}, with an entry for "
+                f"each of the {heads} key-value heads, got {layers}"
+            )
+        for i, layer in zip(others, layers, strict=True):
+            for entry in layer:
+                if len(entry) != 4 or any(
+                    j not in storing or j > i or g >= heads
+                    for j, g in zip(entry[::2], entry[1::2], strict=True)
+                ):
+                    raise ValueError(
+                        f"borrow_heads must name, for a head of layer {i}, a layer of keys, a "
+                        "head of it, a layer of values and a head of it, of the storage layers "
+                        f"{list(self.storing_below(i))} and heads up to {heads - 1}, got {entry}"
+                    )
+
+    def _check_lenders(self, lenders: list[int]) -> None:
+        others, storing = self.not_storing(), self.storing()
         if len(lenders) != len(others) or any(
             j not in storing or j > i for i, j in zip(others, lenders, strict=False)
         ):
@@ -209,10 +250,10 @@ class LimeConfig(DecoderConfig):
                         f"one at least where the layer stores nothing, got {sources}"
                     )
                 if layer not in storing and self.upper == "borrow":
-                    lender = self.lender_of(layer)
-                    if list(sources) != [lender]:
+                    lenders = list(self.lenders_of(layer))
+                    if list(sources) != lenders:
                         raise ValueError(
-                            f"router_sources[{layer}] must be [{lender}], which it borrows from "
+                            f"router_sources[{layer}] must be {lenders}, which it borrows from "
                             f"(borrow_from), got {sources}"
                         )
 
@@ -286,6 +327,15 @@ class _Router(StaticRouter):
             )
         return route(slots, *weights)
 
+    def attend(
+        self, query: Tensor, slots: Sequence[Slot], mask: Tensor | None, scaling: float
+    ) -> Tensor | None:
+        of_keys, *of_values = self.named_weights().values()
+        if not exchange_pays(query.shape[1], self.num_heads, self.columns, len(self.sources)):
+            return None
+        weights = of_keys, *(of_values or [of_keys])
+        return attend_to_routed(query, slots, weights, self.columns, mask, scaling)
+
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
         # A parametrized router is of a subclass, and computes its weight at each look.
         if type(self) not in (LimeRouter, LimeSeparateRouters) or self.grain == "head":
@@ -358,7 +408,7 @@ class Lime(Variant[LimeConfig]):
         if layer_idx in config.storing():
             return ()
         if config.upper == "borrow":
-            return (config.lender_of(layer_idx),)
+            return config.lenders_of(layer_idx)
         if config.router_sources is not None:
             return tuple(config.router_sources[layer_idx])
         return config.storing_below(layer_idx)
@@ -366,6 +416,9 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         lenders = cls.lenders(config, layer_idx)
+        if lenders and config.borrow_heads is not None:
+            heads = config.borrow_heads[config.not_storing().index(layer_idx)]
+            return LentHeads(lenders, heads, config.num_key_value_heads)
         if layer_idx == 0 or (lenders and config.upper == "borrow"):
             return super().memory(config, layer_idx)
         sources = lenders or (*cls.sources(config, layer_idx), layer_idx)
@@ -399,6 +452,11 @@ class Lime(Variant[LimeConfig]):
         products = heads if config.router_grain == "layer" else heads**2
         routed = 4 * config.head_dim * products * cls._count_sources(config)
         return routed - 2 * cls.absent_weights(config)
+
+    @classmethod
+    def entries_read(cls, config: LimeConfig, layer_idx: int) -> int:
+        # Heads of several layers are as many as those of one.
+        return 1 if config.upper == "borrow" else super().entries_read(config, layer_idx)
 
     @classmethod
     def extra_saved(cls, config: LimeConfig) -> int | None:

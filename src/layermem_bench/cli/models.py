@@ -84,9 +84,10 @@ class Convert:
     tokens: int = number(32768, at_least(1))
     """With --storage: tokens of the text to fit on; as many as a fourth of it, which come after
     them, measure the loss before and after."""
-    method: Literal["fit", "average", "copy"] = "fit"
-    """With --storage: "fit" queries and outputs to what is borrowed; "average" the projections of
-    a layer and of those that borrow from it; "copy": change nothing."""
+    method: Literal["fit", "heads", "average", "copy"] = "fit"
+    """With --storage: "fit" queries and outputs to what is borrowed of one layer; "heads": the
+    same, and each head borrows from the best head of any storage layer below; "average" the
+    projections of a layer and of those that borrow from it; "copy": change nothing."""
 
     def __post_init__(self) -> None:
         if (self.storage is None) != (self.text is None):
@@ -244,8 +245,8 @@ def _let_layers_borrow(
     )
     for row in rows:
         logger.info(
-            "layer %d borrows from layer %d: its heads read %s; explained: keys %s, values %s",
-            *(row.layer, row.lender, list(row.heads), _share(row.keys), _share(row.values)),
+            "layer %d borrows: its heads read %s; explained: keys %s, values %s",
+            *(row.layer, _shown_heads(row.heads), _share(row.keys), _share(row.values)),
         )
     before, after = (mean_loss(each, blocks[fitted:]) for each in (plain, model))
     held = len(model.config.storing()) / model.config.num_hidden_layers
@@ -267,6 +268,15 @@ def parse_storage(text: str) -> str | int | list[int]:
             f'--storage is "half", a number of lowest layers, or layers as 0,2,5, got {text!r}'
         ) from error
     return numbers if "," in text else numbers[0]
+
+
+def _shown_heads(heads: Sequence[Sequence[int]]) -> str:
+    """Return the layer and head that each head reads: "2:0", or of keys and values "2:0/0:1"."""
+    shown = []
+    for head in heads:
+        parts = dict.fromkeys((f"{head[0]}:{head[1]}", f"{head[2]}:{head[3]}"))
+        shown.append("/".join(parts))
+    return " ".join(shown)
 
 
 def _share(value: float | None) -> str:
