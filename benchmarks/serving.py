@@ -1,9 +1,11 @@
 """Tokens per second and latencies of vLLM's server: LIMe compared with the plain decoder.
 
-Both servers run; in each round one after the other gets the same requests, some of them at once.
-Ratios are taken within a round. Tokens per second and latencies are wall time, which on a shared
-machine other processes change; CPU time per token is that of all processes of a server. Needs
-vLLM, in an environment of its own: `make serve-test` makes one.
+All servers run; in each round one after the other gets the same requests, some of them at once.
+Ratios are taken within a round. With --cache-tokens the cache of each is a small one of the same
+memory, so that requests wait for room in it; an arm whose layers share caches has room for more.
+Tokens per second and latencies are wall time, which on a shared machine other processes change; CPU
+time per token is that of all processes of a server. Needs vLLM, in an environment of its own: `make
+serve-test` makes one.
 """
 
 import argparse
@@ -21,9 +23,15 @@ from pathlib import Path
 import torch
 from vllm_server import ask, completion, serving
 
-from layermem.models.registry import lookup
+import layermem
 
-ARMS = ("plain", "lime")
+ARMS = {
+    "plain": ("plain", {}),
+    "lime": ("lime", {}),
+    "half": ("lime", {"storage": "half", **layermem.RECIPE}),
+}
+# Tokens of a block of the cache; of a CPU a multiple of 32.
+BLOCK = 32
 FIELDS = {
     "vocab_size": 4096,
     "hidden_size": 384,
@@ -40,6 +48,8 @@ OPTIONS = ("--max-model-len", "512", "--no-enable-prefix-caching", "--skip-token
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--arms", nargs="+", choices=ARMS, default=["plain", "lime"])
+    options.add_argument("--cache-tokens", type=int, help="tokens for which plain has room")
     options.add_argument("--layers", type=int, default=FIELDS["num_hidden_layers"])
     options.add_argument("--requests", type=int, default=24, help="requests of a round")
     options.add_argument("--at-once", type=int, default=8, help="requests at one time")
@@ -48,12 +58,16 @@ def main():
     options.add_argument("--json", type=Path, help="file to write the figures to")
     args = options.parse_args()
     fields = {**FIELDS, "num_hidden_layers": args.layers}
-    rounds = {arm: [] for arm in ARMS}
+    rounds = {arm: [] for arm in args.arms}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         servers = {}
-        for arm in ARMS:
-            save(arm, fields, Path(folder, arm))
-            servers[arm] = stack.enter_context(serving(Path(folder, arm), *OPTIONS))
+        for arm in args.arms:
+            cached = save(arm, fields, Path(folder, arm))
+            chosen = OPTIONS
+            if args.cache_tokens:
+                blocks = args.cache_tokens * args.layers // cached // BLOCK
+                chosen += ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks))
+            servers[arm] = stack.enter_context(serving(Path(folder, arm), *chosen))
         for number in range(args.rounds + 1):
             prompts = draw_prompts(args.requests, number)
             for arm, (process, port) in servers.items():
@@ -64,10 +78,12 @@ def main():
 
 
 def save(arm, fields, folder):
-    """Save a new model; its LIMe has routers that read all layers."""
+    """Save a new model, and return how many of its layers have a cache of their own."""
     torch.manual_seed(0)
-    entry = lookup(arm)
-    entry.causal_lm(entry.config(**fields)).save_pretrained(folder)
+    variant, chosen = ARMS[arm]
+    model = layermem.build(variant, **fields, **chosen)
+    model.save_pretrained(folder)
+    return sum(not layer.lenders for layer in model.model.layers)
 
 
 def draw_prompts(count, seed):
@@ -121,19 +137,21 @@ def cpu_seconds(session):
 
 
 def report(rounds, args):
-    """Print each figure of each arm, and the ratio of LIMe's to plain's with its quartiles."""
-    base, other = ARMS
+    """Print each figure of each arm, and its ratios to those of the first with their quartiles."""
+    base, *others = args.arms
     figures = {}
     for name in rounds[base][0]:
-        pairs = [(a[name], b[name]) for a, b in zip(rounds[base], rounds[other], strict=True)]
-        ratios = [b / a for a, b in pairs]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        medians = {arm: statistics.median(row[name] for row in rounds[arm]) for arm in ARMS}
-        figures[name] = {**medians, "ratio": middle, "quartiles": [low, high]}
-        print(
-            f"{name:22s} {base} {medians[base]:9.4g}  {other} {medians[other]:9.4g}  "
-            f"{other} / {base} {middle:.3f} [{low:.3f}, {high:.3f}]"
-        )
+        medians = {arm: statistics.median(row[name] for row in rounds[arm]) for arm in args.arms}
+        figures[name] = {**medians, "ratios": {}}
+        print(f"{name:22s} {base} {medians[base]:9.4g}")
+        for arm in others:
+            pairs = zip(rounds[base], rounds[arm], strict=True)
+            low, middle, high = statistics.quantiles([b[name] / a[name] for a, b in pairs], n=4)
+            figures[name]["ratios"][arm] = {"median": middle, "quartiles": [low, high]}
+            print(
+                f"{'':22s} {arm} {medians[arm]:9.4g}  {arm} / {base} "
+                f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+            )
     if args.json:
         sizes = {name: value for name, value in vars(args).items() if name != "json"}
         record = {"machine": machine(), "load": sizes, "figures": figures}

@@ -54,6 +54,10 @@ STORAGE = {
     "half": {"storage": "half", **layermem.RECIPE},
     "lowest": {"storage": 2, "borrow_from": [1, 0]},
     "mixed": {"storage": "half", "upper": "mix"},
+    "heads": {
+        "storage": "half",
+        "borrow_heads": [[[0, 1, 0, 0]] * 2, [[2, 0, 0, 1], [0, 1, 2, 1]]],
+    },
 }
 LONGEST, NEW_TOKENS, QUEUE = 256, 24, 8
 TEMPLATE = "{% for m in messages %}w{{ m['content'] | length }} {{ m['content'] }} {% endfor %}w3"
@@ -149,7 +153,7 @@ def check(answer, model, prompt):
     "name",
     [
         *("plain mha", "plain gqa", "lime mha", "lime gqa", "lime pruned", "lime from_llama"),
-        *("lime half", "lime lowest", "lime mixed", "cla gqa", "yoco gqa"),
+        *("lime half", "lime lowest", "lime mixed", "lime heads", "cla gqa", "yoco gqa"),
     ],
 )
 def test_many_requests_at_once_are_answered_as_by_generate(name, tmp_path):
