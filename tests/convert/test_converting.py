@@ -1,6 +1,7 @@
 """`layermem models convert`: layouts are told apart, and nothing is overwritten or half written."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -287,6 +288,9 @@ def test_attached_memory_is_not_left_behind(tmp_path):
         convert(str(tmp_path / "attached"), tmp_path / "new")
 
 
+HEADS = ("--method", "heads")
+
+
 @pytest.fixture
 def text(tmp_path):
     (tmp_path / "text.txt").write_text("a b c d e f g h " * 200, encoding="utf-8")
@@ -298,7 +302,7 @@ def test_layers_come_to_borrow_and_it_is_said_how_well(llama, text, tmp_path, id
     target = tmp_path / "half"
     asked = ["--text", text, "--tokens", "500"]
     main([*CONVERT, str(llama), str(target), *asked, "--storage", "half"])
-    assert "layer 3 borrows from layer 2" in caplog.text
+    assert re.search("layer 3 borrows: its heads read layer:head 2:[01] 2:[01]; ", caplog.text)
     assert "at 50% of the cache" in caplog.text and f"wrote {target}: Lime" in caplog.text
     model = AutoModelForCausalLM.from_pretrained(target).eval()
     assert model.config.kv_sharing_modes == [None, "reuse"] * 2
@@ -310,6 +314,11 @@ def test_layers_come_to_borrow_and_it_is_said_how_well(llama, text, tmp_path, id
     again = AutoModelForCausalLM.from_pretrained(target)
     assert again.config.storage == [0, 2]
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
+    main([*CONVERT, str(llama), str(target), "--force", *asked, "--storage", "2", *HEADS])
+    by_head = AutoModelForCausalLM.from_pretrained(target).config.borrow_heads
+    (key, head, value, _), _ = by_head[0]
+    assert f"layer 2 borrows: its heads read layer:head {key}:{head}" in caplog.text
+    assert {key, value} <= {0, 1} and [len(layer) for layer in by_head] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def test_a_run_goes_on_in_a_process_of_its_own(alone, tmp_path):
 
 def test_a_process_that_fails_leaves_its_error(tmp_path, monkeypatch):
     """Tried again it is killed, as by the system: what it said before is kept."""
-    code = "import sys; sys.exit(\"unknown variant 'lame'\")"
-    command = [sys.executable, "-S", "-c", code]
-    monkeypatch.setattr(local_processes, "command_of", lambda *_: command)
+    fails = "import sys; sys.exit(\"unknown variant 'lame'\")"
+    # It does not end by itself before it is killed.
+    waits = "import time; time.sleep(600)"
 
     class Killed(LocalProcesses):
         def launch(self, runs):
@@ -65,7 +65,12 @@ def test_a_process_that_fails_leaves_its_error(tmp_path, monkeypatch):
                 process.kill()
 
     runs = {"bad": a_run(tmp_path, variant="lame")}
-    for launcher, how in ((LocalProcesses(), "exit code 1: .*'lame'"), (Killed(), "by signal 9")):
+    for launcher, code, how in (
+        (LocalProcesses(), fails, "exit code 1: .*'lame'"),
+        (Killed(), waits, "by signal 9"),
+    ):
+        command = [sys.executable, "-S", "-c", code]
+        monkeypatch.setattr(local_processes, "command_of", lambda *_, command=command: command)
         with pytest.raises(RuntimeError, match=rf"1 of 1 runs failed: bad .*{how}.*bad/error.txt"):
             train_missing(runs, tmp_path / "out", launcher=launcher)
     said = (tmp_path / "out" / "bad" / "error.txt").read_text()

@@ -245,7 +245,7 @@ def _let_layers_borrow(
     )
     for row in rows:
         logger.info(
-            "layer %d borrows: its heads read %s; explained: keys %s, values %s",
+            "layer %d borrows: its heads read layer:head %s; explained: keys %s, values %s",
             *(row.layer, _shown_heads(row.heads), _share(row.keys), _share(row.values)),
         )
     before, after = (mean_loss(each, blocks[fitted:]) for each in (plain, model))
@@ -271,7 +271,7 @@ def parse_storage(text: str) -> str | int | list[int]:
 
 
 def _shown_heads(heads: Sequence[Sequence[int]]) -> str:
-    """Return the layer and head that each head reads: "2:0", or of keys and values "2:0/0:1"."""
+    """Return layer and head that each head reads, as "2:0"; of keys and of values "2:0/0:1"."""
     shown = []
     for head in heads:
         parts = dict.fromkeys((f"{head[0]}:{head[1]}", f"{head[2]}:{head[3]}"))
