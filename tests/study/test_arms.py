@@ -48,6 +48,18 @@ def test_arms_are_read():
             parse_arms(names)
 
 
+def test_an_arm_with_a_long_list_has_a_folder_name_that_fits():
+    # Layers of 0 and 1 key-value heads, of 16 that store nothing.
+    of_layers = [[[2 * i, 0, 0, 0], [2 * i, 1, 0, 1]] for i in range(16)]
+    other = [*of_layers[:-1], [[30, 0, 0, 0], [30, 1, 30, 1]]]
+    run = replace(RUN, model=replace(SIZES, num_hidden_layers=32))
+    arms = [f"lime:storage=half:borrow_heads={lists}" for lists in (of_layers, other)]
+    names = list(planned(board_of(run, ",".join(["plain", *arms])), seeds=(0, 12345)))
+    folders = [name.rpartition("/")[2] for name in names]
+    assert len(set(folders)) == 6 and max(map(len, folders)) < 200
+    assert folders[0] == "plain-s0"
+
+
 def test_the_recipe_has_a_name_of_its_own():
     written_out = tuple(f"{name}={value}" for name, value in RECIPE.items())
     assert parse_options(written_out) == dict(layermem.RECIPE)

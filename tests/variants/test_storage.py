@@ -86,6 +86,17 @@ def test_what_a_token_reads_of_the_cache_is_counted():
         assert count_read(model.config, model.variant) == entries * entry, (name, fields)
 
 
+def test_every_second_head_borrows_values_of_the_first_layer():
+    named = LimeConfig(**DEEP, storage=[0, 2, 3], borrow_heads="first_values")
+    listed = [[[0, 0, 0, 0], [0, 1, 0, 1]], *[[[3, 0, 3, 0], [3, 1, 0, 1]]] * 2]
+    config = LimeConfig(**DEEP, storage=[0, 2, 3], borrow_heads=listed)
+    for layer in (1, 4, 5):
+        assert named.heads_of(layer) == config.heads_of(layer)
+        assert named.lenders_of(layer) == ((0,) if layer == 1 else (0, 3))
+    with pytest.raises(Exception, match="in two ways"):
+        LimeConfig(**DEEP, storage=5, borrow_heads="first_values", borrow_from=[0])
+
+
 def test_layers_without_keys_and_values_have_no_projections():
     model = LimeForCausalLM(LimeConfig(**DEEP, storage="half"))
     stored = [hasattr(layer.self_attn, "k_proj") for layer in model.model.layers]
@@ -271,6 +282,8 @@ def test_what_needs_all_projections_is_refused():
         ({"storage": 3, "borrow_heads": [[[0] * 4, [0, 0]]]}, r"got \[0, 0\]"),
         ({"storage": 3, "borrow_heads": [[[0] * 4, [0, -1, 0, 0]]]}, "borrow_heads must be"),
         ({"storage": 3, "borrow_from": [0], "borrow_heads": [[[0] * 4] * 2]}, "in two ways"),
+        ({"storage": 3, "borrow_heads": "last_values"}, "borrow_heads"),
+        ({"borrow_heads": "first_values"}, "borrow_heads=first_values is for layers that store"),
         ({"storage": 3, "upper": "mix", "borrow_heads": [[[0] * 4] * 2]}, "leave it None"),
         (
             {"storage": 3, "borrow_heads": [[[0] * 4] * 2], "router_sources": [[], [], [], [1]]},

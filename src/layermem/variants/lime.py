@@ -108,9 +108,11 @@ class LimeConfig(DecoderConfig):
     of what all below them attend to."""
     borrow_from: list[int] | None = number(None, at_least(0))
     """With upper="borrow": the storage layer of each other layer; None: the nearest below."""
-    borrow_heads: list[list[list[int]]] | None = number(None, at_least(0))
+    borrow_heads: Literal["first_values"] | list[list[list[int]]] | None = number(None, at_least(0))
     """With upper="borrow": for each other layer, what each of its key-value heads attends to, as
-    [layer of keys, head, layer of values, head]; None: the same heads of one layer."""
+    [layer of keys, head, layer of values, head]; "first_values": that of its number in the nearest
+    storage layer, but values of the first layer for every second head; None: the same heads of one
+    layer."""
 
     def storing(self) -> Sequence[int]:
         """Return the layers with keys and values of their own, ascending."""
@@ -129,10 +131,20 @@ class LimeConfig(DecoderConfig):
         storing = self.storing()
         return [i for i in range(self.num_hidden_layers) if i not in storing]
 
+    def heads_of(self, layer: int) -> list[list[int]] | None:
+        """Return what each head of one of the other layers borrows, if each has its own."""
+        if self.borrow_heads == "first_values":
+            nearest = self.storing_below(layer)[-1]
+            heads = range(self.num_key_value_heads)
+            return [[nearest, r, 0 if r % 2 else nearest, r] for r in heads]
+        if self.borrow_heads is None:
+            return None
+        return self.borrow_heads[self.not_storing().index(layer)]
+
     def lenders_of(self, layer: int) -> tuple[int, ...]:
         """Return the storage layers that one of the other layers borrows from, ascending."""
-        if self.borrow_heads is not None:
-            heads = self.borrow_heads[self.not_storing().index(layer)]
+        heads = self.heads_of(layer)
+        if heads is not None:
             return tuple(sorted({j for head in heads for j in head[::2]}))
         if self.borrow_from is None:
             return self.storing_below(layer)[-1:]
@@ -160,24 +172,27 @@ class LimeConfig(DecoderConfig):
             raise ValueError(
                 f'storage={self.storage!r} is for router="full", got router="{self.router}"'
             )
+        self._check_borrowed()
+
+    def _check_borrowed(self) -> None:
         for name in ("borrow_from", "borrow_heads"):
             if self.upper == "mix" and getattr(self, name) is not None:
                 raise ValueError(f'{name} is for upper="borrow", got upper="mix": leave it None')
-        if self.borrow_heads is not None:
-            self._check_heads(self.borrow_heads)
-        elif self.borrow_from is not None:
-            self._check_lenders(self.borrow_from)
-
-    def _check_heads(self, layers: list[list[list[int]]]) -> None:
-        if self.borrow_from is not None:
+        if self.borrow_from is not None and self.borrow_heads is not None:
             raise ValueError(
                 "borrow_from and borrow_heads say the same in two ways; leave one of them None"
             )
+        if self.borrow_from is not None:
+            self._check_lenders(self.borrow_from)
+        if self.borrow_heads is not None and self.borrow_heads != "first_values":
+            self._check_heads(self.borrow_heads)
+
+    def _check_heads(self, layers: list[list[list[int]]]) -> None:
         others, heads, storing = self.not_storing(), self.num_key_value_heads, self.storing()
         if [len(layer) for layer in layers] != [heads] * len(others):
             raise ValueError(
                 f"borrow_heads must have a list for each of the layers {others}, with an entry for "
-                f"each of the {heads} key-value heads, got {layers}"
+                f"each of the {heads} key-value heads, got lists of {list(map(len, layers))}"
             )
         for i, layer in zip(others, layers, strict=True):
             for entry in layer:
@@ -416,8 +431,8 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         lenders = cls.lenders(config, layer_idx)
-        if lenders and config.borrow_heads is not None:
-            heads = config.borrow_heads[config.not_storing().index(layer_idx)]
+        heads = config.heads_of(layer_idx) if lenders else None
+        if heads is not None:
             return LentHeads(lenders, heads, config.num_key_value_heads)
         if layer_idx == 0 or (lenders and config.upper == "borrow"):
             return super().memory(config, layer_idx)

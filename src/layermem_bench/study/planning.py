@@ -5,6 +5,7 @@ BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every s
 BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ TOLERANCE = 0.005
 # A difference in time that timing steps again would make as well.
 _SAME_TIME = 0.01
 _NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
+# Of an arm in a folder's name, which with rates and seed has at most 255 characters.
+_LONGEST_ARM = 160
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,9 @@ def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> N
     named = zip(("lr", "wd", "own"), settings, strict=False)
     rate = "".join(f"-{what}{value:g}" for what, value in named if value is not None)
     arm = _NOT_IN_FOLDER_NAMES.sub("-", planned.arm)
+    if len(arm) > _LONGEST_ARM:
+        digest = hashlib.sha256(planned.arm.encode()).hexdigest()[:8]
+        arm = f"{arm[: _LONGEST_ARM - 9]}-{digest}"
     name = f"{folder}/{arm}{rate}-s{planned.run.seed}"
     if name in plan:
         raise ValueError(
