@@ -11,6 +11,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem.models import lent_heads
 from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.keywords import CACHE
 from layermem.models.lent_heads import LentHeads
@@ -320,8 +321,9 @@ UNFORMED = {
 
 @pytest.fixture
 def formed(monkeypatch):
-    """The memories that were asked to form what they attend to."""
+    """The memories that were asked to form what they attend to; few keys too need not be."""
     asked = []
+    monkeypatch.setattr(lent_heads, "COPIED", 0)
     for kind in (LimeRouter, LimeSeparateRouters, LentHeads, FusedMemory):
 
         def forward(memory, query, slots, usual=kind.forward):
@@ -383,6 +385,18 @@ def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, fo
     with torch.set_grad_enabled(reason == "gradients"):
         _, by_forming = last_token(model, ids, formed)
     assert by_forming == lent
+
+
+def test_few_keys_are_copied(ids):
+    """A copy of few keys costs less than a call for each head."""
+    memory = LentHeads((0,), [[0, 1, 0, 0], [0, 0, 0, 1]], 2)
+    query = torch.randn(1, 4, 1, 8)
+    for tokens, is_copied in (
+        (lent_heads.COPIED // 16, True),
+        (lent_heads.COPIED // 16 + 1, False),
+    ):
+        slot = torch.randn(1, 2, tokens, 8), torch.randn(1, 2, tokens, 8)
+        assert (memory.attend(query, [slot], None, 1.0) is None) == is_copied
 
 
 def test_processes_that_share_heads_cannot_lend_them():

@@ -13,6 +13,9 @@ from layermem.models.seams import Memory, Part
 from layermem.ops.lent_attention import attend_by_head
 from layermem.ops.route import Slot
 
+# Numbers of keys up to which a copy of what the heads read is faster than a call for each head.
+COPIED = 1 << 17
+
 
 @final
 class LentHeads(Memory):
@@ -41,7 +44,9 @@ class LentHeads(Memory):
 
     def attend(
         self, query: Tensor, slots: Sequence[Slot], mask: Tensor | None, scaling: float
-    ) -> Tensor:
+    ) -> Tensor | None:
+        if slots[0][0].numel() <= COPIED:
+            return None
         return attend_by_head(query, self._heads(slots), mask, scaling)
 
     def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
