@@ -98,7 +98,8 @@ def main():
             tokens = round_seconds(models, decode, args.repeats, args.device, STEPS)
             batched = f" x{batch}" if batch > 1 else ""
             # The lengths are named where there are several.
-            of, after = (f" of {length}", f" after {length}") if args.prompts[1:] else ("", "")
+            named = args.prompts[1:] or args.tokens_only
+            of, after = (f" of {length}", f" after {length}") if named else ("", "")
             if not args.tokens_only:
                 rows[f"{shape} prompt{of}{batched}"] = round_seconds(
                     models, prefill, args.repeats, args.device
