@@ -8,7 +8,7 @@ each source layer, values half of the own and half of the first layer):
     "by_token"    [K~_l]_t = sum_s (w_s + a_s . q_t) [K_s]_t        a_s: 0 at the start
     "normed"      slots are divided by the root mean square of each token's numbers
 
-What came of them: docs/log/2026-11-routers-apart.md.
+What came of it: docs/log/2026-11-routers-apart.md.
 """
 
 from collections.abc import Sequence
