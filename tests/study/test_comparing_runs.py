@@ -311,6 +311,26 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     assert compared(tmp_path, pruned).boards[0].costs.layers == ()
 
 
+def test_what_names_layers_or_heads_has_no_costs_at_sizes_that_lack_them(tmp_path):
+    """Storage layers of a deep model, 8 of 16 lowest ones, heads of a certain number."""
+    deep = replace(SIZES, num_hidden_layers=16)
+    heads = [[[0, r % 2, 0, 0] for r in range(2)]] * 8
+    for number, (options, depths, widths) in enumerate(
+        (
+            (("storage=[0,9]",), [0] * 6, [2, 2, 2, 2]),
+            (("storage=8",), [0, 1, 1, 1, 1, 1], [2, 2, 2, 2]),
+            (("storage=8", f"borrow_heads={heads}"), [0] * 6, [2, 1, 1, 1]),
+        )
+    ):
+        folder = tmp_path / str(number)
+        plain = record(folder / "p", variant="plain", model=deep)
+        lime = record(folder / "l", model=replace(deep, options=options))
+        costs = compared(folder, plain, lime).boards[0].costs
+        assert [len(at.counted) for at in costs.points] == [2]
+        assert [len(at.counted) - 1 for at in costs.layers] == depths
+        assert [len(at.counted) for at in costs.width] == widths
+
+
 def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_window(tmp_path):
     saved = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 24, "num_hidden_layers": 6}
     window = {"router": "last", "router_window": 2}

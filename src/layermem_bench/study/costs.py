@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from rich.console import Console
 from rich.progress import Progress
 
@@ -152,9 +153,12 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
         at_size = {
             arm: (models[arm][0], resized(models[arm][1], depth, width))
             for arm in names
-            # Chosen for each layer: nobody says what it would be at another depth.
-            if depth is None or models[arm][1].get("router_sources") is None
+            # Lists are chosen for each layer: nobody says what they would be at another depth.
+            if depth is None
+            or not any(isinstance(value, list) for value in models[arm][1].values())
         }
+        if depth is not None or width is not None:
+            at_size = {arm: model for arm, model in at_size.items() if _exists(*model)}
         return [count_point(arms[names[0]][0].preset, at_size, tokens)] if at_size else []
 
     first = next(iter(arms_by_size.values()))
@@ -165,6 +169,15 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
         width=tuple(point for width in widths for point in points(first, width=width)),
         measure_command=_measure_command([run for run, _ in arms.values()]),
     )
+
+
+def _exists(variant: str, values: Mapping[str, Any]) -> bool:
+    """Whether there is such a model: fields that name layers or heads may not suit a size."""
+    try:
+        lookup(variant).config(**values)
+    except (ValueError, StrictDataclassError):
+        return False
+    return True
 
 
 def _measure_command(runs: Sequence[Run]) -> str | None:
