@@ -174,7 +174,11 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
         ({"storage": "half", "router_init": "paper"}, 'router_init="paper"'),
         ({"storage": 5}, "from 1 to 4, got|up to 3"),
         ({"storage": [1]}, "begins with 0"),
-        ({"storage": 3, "method": "heads", "borrow_from": [0]}, "leave borrow_from and"),
+        ({"storage": 3, "method": "heads", "borrow_from": [0]}, "leave borrow_from out"),
+        *(
+            ({"storage": 3, "method": method, "borrow_heads": "first_values"}, "borrow_heads out")
+            for method in ("fit", "heads", "average", "copy")
+        ),
     ],
     ids=str,
 )

@@ -197,7 +197,7 @@ def test_projections_that_cannot_be_scaled_keep_their_router(ids):
     peft = pytest.importorskip("peft")
     model = LimeForCausalLM(LimeConfig(**DEEP, storage="half", upper="mix"))
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="q_proj of layer 1 is a Linear, whose|merge adapters"):
+    with pytest.raises(ValueError, match="q_proj of layer 1 is a peft.*merge adapters"):
         adapted.base_model.model.prune_to_heads()
     assert model.config.upper == "mix"
     model = LimeForCausalLM(LimeConfig(**DEEP, storage="half", upper="mix"))

@@ -72,17 +72,19 @@ def with_storage(
     """
     llama: Any = PlainForCausalLM.from_llama(source).eval()
     config = config_with_storage(llama.config, storage, **fields)
+    if config.borrow_heads is not None:
+        raise ValueError(
+            'which heads are borrowed is found by method="heads", got borrow_heads='
+            f"{config.borrow_heads!r}; leave borrow_heads out"
+        )
     nearest = {layer: config.lenders_of(layer)[0] for layer in config.not_storing()}
     borrowing = _without_routers(llama, nearest)
     if method == "average":
         _average(llama, borrowing, nearest)
     lenders: dict[int, Sequence[int]] = {layer: [lender] for layer, lender in nearest.items()}
     if method == "heads":
-        if config.borrow_from is not None or config.borrow_heads is not None:
-            raise ValueError(
-                'method="heads" finds what each head borrows; leave borrow_from and borrow_heads '
-                "out"
-            )
+        if config.borrow_from is not None:
+            raise ValueError('method="heads" finds what each head borrows; leave borrow_from out')
         lenders = {layer: config.storing_below(layer) for layer in lenders}
     rows = list(_fit_layers(llama, borrowing, texts, lenders, method))
     if method == "heads":

@@ -367,8 +367,9 @@ def _check_plain_weights(attention: nn.Module, layer: int) -> None:
         linear = getattr(attention, name)
         if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
             raise ValueError(
-                f"{name} of layer {layer} is a {type(linear).__name__}, whose weights cannot be "
-                "scaled; merge adapters (merge_and_unload), or load the model without quantisation"
+                f"{name} of layer {layer} is a {type(linear).__module__}.{type(linear).__name__}, "
+                "whose weights cannot be scaled; merge adapters (merge_and_unload), or load the "
+                "model without quantisation"
             )
 
 

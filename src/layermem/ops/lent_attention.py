@@ -20,8 +20,8 @@ from torch import Tensor
 
 from layermem.ops.route import Slot
 
-# Multiply-adds in the time in which a processor reads and writes a number of a sum, two ways; as
-# measured (docs/mechanism.md), it is between 5 and 30 for float32.
+# Multiply-adds in the time in which a number of a source or of the sum moves through memory; chosen
+# so that what is faster in benchmarks/lent_attention.py is taken.
 _MULTIPLY_ADDS_PER_NUMBER = 11
 
 
