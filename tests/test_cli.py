@@ -202,7 +202,12 @@ def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
 def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
     out = tmp_path / "out"
     cli.main(["train", "--config", str(config), "--out", str(out), "--dry-run"])
-    assert "timed" in capsys.readouterr().out and not out.exists()
+    shown = capsys.readouterr().out
+    assert "timed" in shown and "left out" not in shown and not out.exists()
+    penalty = ["--regularizer.penalty", "seq_vcr"]
+    cli.main(["train", "--config", str(config), "--out", str(out), *penalty, "--dry-run"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "What seq_vcr adds to a step is left out." in shown
 
 
 def test_options_without_what_they_are_for_are_refused():

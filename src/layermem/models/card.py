@@ -31,7 +31,7 @@ _TEXT = """\
 {licence}
 """
 _NO_LICENCE = (
-    "No licence is stated: whoever publishes this model chooses one that its training data{origin} "
+    "No licence is stated: whoever publishes {this} chooses one that the training data{origin} "
     "allow, and adds it to the metadata above (`license:`)."
 )
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -89,21 +89,31 @@ def hub_origin(origin: str) -> list[str]:
 
 
 def state_licence(origin: str) -> str:
-    """Return the words of a card on what a model was made from, and under which licence.
-
-    The licence is read from the card of a folder; on the hub it is not looked up.
-    """
+    """Return the words of a card on what a model was made from, and under which licence."""
     if not origin:
-        return _NO_LICENCE.format(origin="")
+        return _NO_LICENCE.format(this="this model", origin="")
     name = origin if hub_origin(origin) else Path(origin).name
-    card = Path(origin, CARD)
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    metadata = re.match(r"---\n(.*?)^---$", text, re.DOTALL | re.MULTILINE)
+    heading = re.search(r"(?m)^# (.+)$", _read_card(origin))
+    title = f" ({heading[1]})" if heading else ""
+    return ask_for_licence(f"The model was made from `{name}`{title}", read_licence(origin))
+
+
+def ask_for_licence(origin: str, licence: str | None, this: str = "this model") -> str:
+    """Return what a card says where the licence of an origin, a clause, binds ``this`` too."""
+    known = f"which has the licence {licence}" if licence else "whose licence is not known here"
+    return f"{origin}, {known}. " + _NO_LICENCE.format(this=this, origin=" and that licence")
+
+
+def read_licence(origin: str) -> str | None:
+    """Return the licence that the card of a folder states; on the hub it is not looked up."""
+    metadata = re.match(r"---\n(.*?)^---$", _read_card(origin), re.DOTALL | re.MULTILINE)
     stated = re.search(r"(?m)^license: *(\S.*)$", metadata[1]) if metadata else None
-    licence = f"which has the licence {stated[1]}" if stated else "whose licence is not known here"
-    heading = re.search(r"(?m)^# (.+)$", text)
-    made = f"The model was made from `{name}`{f' ({heading[1]})' if heading else ''}, {licence}. "
-    return made + _NO_LICENCE.format(origin=" and that licence")
+    return stated[1] if stated else None
+
+
+def _read_card(folder: str) -> str:
+    card = Path(folder, CARD)
+    return card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
 
 
 def imports_of(config: type[DecoderConfig]) -> str:

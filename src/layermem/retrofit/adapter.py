@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from layermem.models.card import ask_for_licence, read_licence
 from layermem.models.files import write_atomically
 from layermem.models.lineage import FIELD, ROUTERS
 from layermem.retrofit.attachment import (
@@ -76,6 +77,8 @@ model = AutoModelForCausalLM.from_pretrained({quoted_name})
 layermem.attach(model{options})
 layermem.load_routers(model, "this-folder")
 ```
+
+{licence}
 """
 
 
@@ -179,10 +182,12 @@ def _weights(attachment: Attachment) -> dict[str, Tensor]:
 def _describe(attachment: Attachment) -> dict[str, Any]:
     """Return the contents of routers.json for a model as it is."""
     config = getattr(attachment.owner, "config", None)
+    name = getattr(config, "_name_or_path", "") or ""
     return {
         "format": _FORMAT,
         "base": {
-            "name": getattr(config, "_name_or_path", "") or "",
+            "name": name,
+            "licence": read_licence(name) if name else None,
             "revision": getattr(config, "_commit_hash", None),
             "fingerprints": _hash_weights(attachment),
         },
@@ -303,4 +308,7 @@ def model_card(settings: Mapping[str, Any]) -> str:
         routers=name_memory(settings),
         quoted_name=json.dumps(name if is_hub_name else "the-base-model"),
         options=options,
+        licence=ask_for_licence(
+            "The routers are for the base model above", base.get("licence"), "them"
+        ),
     )

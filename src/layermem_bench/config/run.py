@@ -388,6 +388,11 @@ class Run:
             )
 
     @property
+    def added_loss(self) -> str | None:
+        """The teacher or the penalty that training adds to the loss of the labels."""
+        return self.teacher.model or self.regularizer.penalty
+
+    @property
     def id(self) -> str:
         """What stands for what the run trains and records, and not for how (``run_identity``)."""
         return run_id(self)
