@@ -210,6 +210,27 @@ def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
     assert "What seq_vcr adds to a step is left out." in shown
 
 
+def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):
+    asked = ["train", "--config", str(config), "--max-steps", "2", "--variant"]
+    monkeypatch.chdir(tmp_path)
+    cli.main([*asked, "recipe+mudd:storage=half"])
+    (out,) = (tmp_path / "runs").iterdir()
+    assert out.name == "custom-recipe-mudd-storage=half-s0"
+    run = load_run(RunFolder(out).config)
+    assert run.variant == "lime+mudd"
+    assert run.model.variant_fields() == {**layermem.RECIPE, "storage": "half"}
+    # It goes on as what it is, and is another variant's only where that is said.
+    cli.main(["train", str(out), "--resume"])
+    for wrong, kind in (
+        (["recipe", "--model.options", "router_grain=pair"], "recipe has router_grain=layer, and"),
+        (["plain,lime"], "a run trains one variant, got plain,lime"),
+        (["all"], "a run trains one variant, got all"),
+        (["recepi"], "unknown variant 'recepi'"),
+    ):
+        with pytest.raises(SystemExit, match=kind):
+            cli.main([*asked, *wrong])
+
+
 def test_options_without_what_they_are_for_are_refused():
     for options, kind in (
         (["ppl=texts", "--shots", "1"], "--shots 1 is for evaluation tasks"),

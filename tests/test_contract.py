@@ -218,6 +218,22 @@ def test_second_derivatives_are_those_of_the_formulas(case, ids):
         torch.testing.assert_close(grad, wanted, **CLOSE, msg=name)
 
 
+def test_autocast_trains_evaluates_and_decodes(case, ids):
+    """Under autocast products are in bfloat16, and rope's results in float32."""
+    model = causal_lm(case).train()
+    expected = model(ids, labels=ids).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    model.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+        model.generate(ids, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0)
+    torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
+
+
 def test_activation_checkpointing_equals_none(case, ids):
     model = causal_lm(case).train()
     calls = []

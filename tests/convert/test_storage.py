@@ -175,6 +175,14 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
         ({"storage": 5}, "from 1 to 4, got|up to 3"),
         ({"storage": [1]}, "begins with 0"),
         ({"storage": 3, "method": "heads", "borrow_from": [0]}, "leave borrow_from out"),
+        (
+            {"storage": 2, "method": "heads", "router_sources": [[], [0], [1], [1]]},
+            "leave router_sources out",
+        ),
+        ({"storage": 3, "method": "fitted"}, "method must be one of fit, .*, got 'fitted'"),
+        ({"storage": 3, "method": None}, "method must be one of fit, .*, got None"),
+        ({"storage": None}, "storage=None keeps the whole cache"),
+        ({"storage": "half", "borrow_form": [0, 0]}, "did you mean borrow_from"),
         *(
             ({"storage": 3, "method": method, "borrow_heads": "first_values"}, "borrow_heads out")
             for method in ("fit", "heads", "average", "copy")
@@ -185,6 +193,12 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
 def test_what_cannot_be_is_named(fields, message, texts):
     with pytest.raises(Exception, match=message):
         with_storage(a_llama(), texts=texts, **fields)
+
+
+def test_texts_are_batches_of_ids():
+    for wrong in ([torch.ones(64, dtype=torch.long)], torch.ones(2, 64, dtype=torch.long), [[1]]):
+        with pytest.raises(ValueError, match=r"texts must be tensors of token ids \[B, T\]"):
+            with_storage(a_llama(), "half", wrong)
 
 
 def test_a_text_must_be_long_enough_to_fit_on():

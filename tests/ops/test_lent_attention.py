@@ -23,6 +23,9 @@ def masks():
         "shared": hides,
         "of rows": of_rows[:, None, None],
         "added": torch.randn(1, 1, 1, T),
+        # Rows that may read nothing, for which torch's attention gives zeros.
+        "hides a row": of_rows[:, None, None] & torch.tensor([1, 1, 0]).bool()[:, None, None, None],
+        "a row of -inf": torch.zeros(B, 1, 1, T).index_fill(0, torch.tensor([1]), -torch.inf),
     }
 
 

@@ -6,8 +6,11 @@ import literal
 import pytest
 import torch
 from tiny import TINY, make
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
@@ -205,6 +208,17 @@ def test_projections_that_cannot_be_scaled_keep_their_router(ids):
         model.model.layers[3].self_attn.memory.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="layer 3 has weights that are not finite"):
         model.prune_to_heads()
+    model = LimeForCausalLM(LimeConfig(**DEEP, storage="half", upper="mix"))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["v_proj"], modules_to_save=["memory"])
+    )
+    with pytest.raises(ValueError, match="layer 1 is wrapped by an adapter.*merge_and_unload"):
+        adapted.base_model.model.prune_to_heads()
+    model = LimeForCausalLM(LimeConfig(**DEEP, storage="half", upper="mix"))
+    register_parametrization(model.model.layers[3].self_attn.memory, "weight", nn.Identity())
+    for prune in (model.prune_to_heads, lambda: model.prune_routers(0.5)):
+        with pytest.raises(ValueError, match="layer 3 has weights that are offloaded or param"):
+            prune()
 
 
 @pytest.mark.parametrize(
@@ -387,9 +401,53 @@ def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, fo
     assert by_forming == lent
 
 
+@pytest.mark.parametrize("case", UNFORMED)
+@pytest.mark.parametrize("reason", ["mask by head", "other function"])
+def test_it_is_formed_where_attention_is_not_alike_for_all_heads(
+    case, reason, ids, formed, monkeypatch
+):
+    model = unformed_model(case)
+    lent = [layer.self_attn.memory for layer in model.model.layers if layer.lenders]
+    T = ids.shape[1]
+    mask = torch.ones(len(ids), 4, T, T, dtype=torch.bool).tril()
+    if reason == "mask by head":
+        mask[:, 1, :, 2:4] = False
+    else:
+        usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+        def capped(module, query, *others, **kwargs):
+            return usual(module, query.tanh(), *others, **kwargs)
+
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", capped)
+    with torch.no_grad():
+        given = {"attention_mask": mask} if reason == "mask by head" else {}
+        whole = model(ids, use_cache=False, **given).logits[:, -1]
+        given = {"attention_mask": mask[:, :, :-1, :-1]} if given else {}
+        cache = model(ids[:, :-1], use_cache=True, **given)[CACHE]
+        formed.clear()
+        given = {"attention_mask": mask[:, :, -1:]} if given else {}
+        logits = model(ids[:, -1:], **{CACHE: cache}, **given).logits[:, -1]
+    assert [memory for memory in formed if memory in lent] == lent
+    torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+
+
+def test_a_row_of_padding_alone_is_attended_to_as_when_formed(ids, formed):
+    model = unformed_model("pairs")
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    with torch.no_grad():
+        logits, by_forming = last_token(model, ids, formed, mask)
+        assert by_forming == []
+        for layer in model.model.layers:
+            layer.self_attn.memory.register_forward_hook(lambda *_: None)
+        expected, by_forming = last_token(model, ids, formed, mask)
+        assert by_forming
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+
+
 def test_few_keys_are_copied(ids):
     """A copy of few keys costs less than a call for each head."""
-    memory = LentHeads((0,), [[0, 1, 0, 0], [0, 0, 0, 1]], 2)
+    memory = LentHeads([[0, 1, 0, 0], [0, 0, 0, 1]], 2)
     query = torch.randn(1, 4, 1, 8)
     for tokens, is_copied in (
         (lent_heads.COPIED // 16, True),
@@ -400,7 +458,7 @@ def test_few_keys_are_copied(ids):
 
 
 def test_processes_that_share_heads_cannot_lend_them():
-    memory = LentHeads((0, 2), [[0, 1, 2, 0], [2, 1, 0, 1]], 2)
+    memory = LentHeads([[0, 1, 2, 0], [2, 1, 0, 1]], 2)
     with pytest.raises(NotImplementedError, match="LentHeads reads heads that other processes"):
         SourceHeads().install_forward(memory, None)
 

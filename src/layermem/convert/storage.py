@@ -20,7 +20,7 @@ Letters: G key-value heads, N heads that may be borrowed, E head width, T tokens
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from layermem.models.decoder import Attention, DecoderLayer, Handed
 from layermem.models.keywords import create_mask
 from layermem.models.lent_heads import LentHeads
-from layermem.models.registry import lookup
+from layermem.models.registry import check_names, lookup
 from layermem.ops.route import Slot
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
 from layermem.variants.plain import PlainForCausalLM
@@ -71,25 +71,21 @@ def with_storage(
     the identity. ``texts``: token ids [B, T] to fit on, without padding.
     """
     llama: Any = PlainForCausalLM.from_llama(source).eval()
-    config = config_with_storage(llama.config, storage, **fields)
-    if config.borrow_heads is not None:
-        raise ValueError(
-            'which heads are borrowed is found by method="heads", got borrow_heads='
-            f"{config.borrow_heads!r}; leave borrow_heads out"
-        )
+    config = config_with_storage(llama.config, storage, method=method, **fields)
+    texts = list(texts)
+    if any(not isinstance(ids, Tensor) or ids.ndim != 2 for ids in texts):
+        raise ValueError("texts must be tensors of token ids [B, T], one for each batch")
     nearest = {layer: config.lenders_of(layer)[0] for layer in config.not_storing()}
     borrowing = _without_routers(llama, nearest)
     if method == "average":
         _average(llama, borrowing, nearest)
     lenders: dict[int, Sequence[int]] = {layer: [lender] for layer, lender in nearest.items()}
     if method == "heads":
-        if config.borrow_from is not None:
-            raise ValueError('method="heads" finds what each head borrows; leave borrow_from out')
         lenders = {layer: config.storing_below(layer) for layer in lenders}
     rows = list(_fit_layers(llama, borrowing, texts, lenders, method))
     if method == "heads":
         heads = [list(map(list, row.heads)) for row in rows]
-        config = config_with_storage(llama.config, storage, **fields, borrow_heads=heads)
+        config = _lime_config(llama.config, storage, fields | {"borrow_heads": heads})
     model: Any = LimeForCausalLM(config).to(llama.dtype).eval()
     missing, _ = model.load_state_dict(borrowing.state_dict(), strict=False)
     if unknown := [name for name in missing if ".memory." not in name]:
@@ -98,16 +94,33 @@ def with_storage(
     return model, rows
 
 
-def config_with_storage(plain: PreTrainedConfig, storage: Any, **fields: Any) -> LimeConfig:
-    """Return the config of the LIMe that ``with_storage`` makes of a plain decoder; or raise."""
-    values = {k: v for k, v in plain.to_dict().items() if k not in _OF_THE_FILE}
-    config = LimeConfig(**{**values, "router_init": "identity", **fields, "storage": storage})
+def config_with_storage(
+    plain: PreTrainedConfig, storage: Any, *, method: Method = "fit", **fields: Any
+) -> LimeConfig:
+    """Return the config that ``with_storage`` begins with; or raise, before anything is fitted."""
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    if storage is None:
+        raise ValueError('storage=None keeps the whole cache; give "half", a number or a list')
+    check_names(lookup("lime"), fields)
+    config = _lime_config(plain, storage, fields)
+    found = {"borrow_heads", *(["borrow_from", "router_sources"] * (method == "heads"))}
+    if given := sorted(name for name in found if getattr(config, name) is not None):
+        raise ValueError(
+            f'which heads are borrowed is found by method="heads", got {" and ".join(given)} with '
+            f'method="{method}": leave {" and ".join(given)} out'
+        )
     if config.upper != "borrow" or config.router_init != "identity":
         raise ValueError(
             'a trained model is converted to upper="borrow" with router_init="identity", got '
             f'upper="{config.upper}" and router_init="{config.router_init}"'
         )
     return config
+
+
+def _lime_config(plain: PreTrainedConfig, storage: Any, fields: Mapping[str, Any]) -> LimeConfig:
+    values = {k: v for k, v in plain.to_dict().items() if k not in _OF_THE_FILE}
+    return LimeConfig(**{**values, "router_init": "identity", **fields, "storage": storage})
 
 
 class _Fit:
@@ -247,7 +260,7 @@ class _Walk:
 def _fit_layers(
     llama: Any,
     borrowing: Any,
-    texts: Iterable[Tensor],
+    texts: Sequence[Tensor],
     lenders: Mapping[int, Sequence[int]],
     method: Method,
 ) -> Iterator[Borrowed]:
@@ -256,7 +269,7 @@ def _fit_layers(
     Each is fitted to the keys and values that it had in the model as it was, from what its lenders
     have in the new one, whose layers below are adapted already.
     """
-    config, texts = llama.config, list(texts)
+    config = llama.config
     tokens = sum(ids.numel() for ids in texts)
     if tokens < config.head_dim:
         raise ValueError(
@@ -296,8 +309,8 @@ def _adapt(layer: DecoderLayer, fit: _Fit, lenders: Sequence[int], method: Metho
         _change(layer.self_attn, fit, keys, values, order=keys.argsort())
     elif method == "heads":
         _change(layer.self_attn, fit, keys, values, order=torch.arange(n_heads))
-        layer.lenders = tuple(sorted({j for head in heads for j in head[::2]}))
-        layer.self_attn.memory = LentHeads(layer.lenders, heads, n_heads)
+        memory = LentHeads(heads, n_heads)
+        layer.lenders, layer.self_attn.memory = memory.lenders, memory
     return Borrowed(layer=layer.layer_idx, heads=heads, **fit.explained(method))
 
 
@@ -308,7 +321,9 @@ def _change(
     """Change queries and outputs of a layer so that it reads these keys and values."""
     width, groups = attention.head_dim, attention.num_key_value_groups
     own = torch.arange(len(keys))
-    scales, maps = fit.key_scales()[own, keys], fit.value_maps()[own, values]
+    device = attention.o_proj.weight.device
+    scales = fit.key_scales()[own, keys].to(device)
+    maps = fit.value_maps()[own, values].to(device)
     for name, parameter in attention.q_proj.named_parameters():
         # Rows [G, H / G, 2, E / 2, ...]: the two halves of a head are real and imaginary parts.
         rows = parameter.double().reshape(len(keys), groups, 2, width // 2, -1)

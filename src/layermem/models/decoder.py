@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -128,7 +129,8 @@ class Attention(nn.Module):
             query, key = rotate_both(query, key, *position_embeddings)
             cache = only_cache(cache, past_key_values)
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
-        lent = (key, value) if self.lends else ()
+        # Under autocast rope gives float32.
+        lent = (key.to(value.dtype), value) if self.lends else ()
 
         # vLLM finds these two lines in the source of the forward, and reads ``scaling`` off them.
         implementation = self.config._attn_implementation
@@ -152,21 +154,26 @@ class Attention(nn.Module):
     ) -> Tensor | None:
         """Return attention [B, H, 1, E] of one token by the memory itself, if it does better.
 
-        Measured on CPUs alone, and in float32: elsewhere the backend attends to what it forms.
+        Measured on CPUs alone, and not in 16 bits: elsewhere the backend attends to what it forms.
         """
-        memory = self.memory
+        memory, implementation = self.memory, self.config._attn_implementation
+        is_measured = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
+        is_one_token = query.shape[2] == 1 and not torch.is_grad_enabled() and not self.training
+        # What is registered under the name may be another function.
+        is_sdpa = implementation == "sdpa" and sdpa_attention_forward is (
+            ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        )
+        is_alike_for_heads = mask is None or (
+            isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] == 1
+        )
+        # A hook, or what stands for the memory, sees calls of the memory itself.
+        is_itself = (
+            isinstance(memory, Memory) and not has_company(memory) and not memory._forward_hooks
+        )
         if (
-            query.shape[2] != 1
-            or query.device.type != "cpu"
-            or query.dtype not in (torch.float32, torch.float64)
-            or torch.is_grad_enabled()
-            or self.training
-            or isinstance(slots, SlotBuffer)
-            or self.config._attn_implementation != "sdpa"
-            or not (mask is None or (isinstance(mask, Tensor) and mask.ndim == 4))
-            or not isinstance(memory, Memory)
-            or has_company(memory)
-            or memory._forward_hooks
+            isinstance(slots, SlotBuffer)
+            or torch.compiler.is_compiling()
+            or not (is_measured and is_one_token and is_sdpa and is_alike_for_heads and is_itself)
         ):
             return None
         return memory.attend(query, slots, mask, self.scaling)

@@ -13,8 +13,14 @@ from layermem.models.seams import Memory, Part
 from layermem.ops.lent_attention import attend_by_head
 from layermem.ops.route import Slot
 
-# Numbers of keys up to which a copy of what the heads read is faster than a call for each head.
+# Numbers of a lender's keys, of all sequences, up to which a copy of what the heads read is faster
+# than a call for each head.
 COPIED = 1 << 17
+
+
+def lenders_of_heads(heads: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the layers that heads read, ascending."""
+    return tuple(sorted({layer for head in heads for layer in head[::2]}))
 
 
 @final
@@ -23,11 +29,10 @@ class LentHeads(Memory):
 
     reads_all_heads = True
 
-    def __init__(
-        self, lenders: Sequence[int], heads: Sequence[Sequence[int]], num_heads: int
-    ) -> None:
+    def __init__(self, heads: Sequence[Sequence[int]], num_heads: int) -> None:
+        """``heads``: of each of its own the layer of keys, head, layer of values and head."""
         super().__init__()
-        self.lenders, self.num_heads = tuple(lenders), num_heads
+        self.lenders, self.num_heads = lenders_of_heads(heads), num_heads
         # For each head (place among the lenders, head) of its keys and of its values.
         self.places = tuple(
             tuple((self.lenders.index(j), g) for j, g in zip(head[::2], head[1::2], strict=True))

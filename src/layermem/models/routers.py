@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -229,21 +229,8 @@ class RouterMethods(PreTrainedDecoder):
             raise ValueError('router="average" has no learned weights to prune')
         decoder = self.base_model
         sources = [list(layer.sources or layer.lenders) for layer in decoder.layers]
-        routers = learned_routers(decoder)
-        for router in routers:
-            layer = router.layer
-            if decoder.layers[layer].self_attn.memory is not router:
-                raise ValueError(
-                    f"the router of layer {layer} is wrapped by an adapter (of PEFT, with "
-                    'modules_to_save=["memory"]), which would keep the old one; merge it into the '
-                    "model first (merge_and_unload) and prune the model that this returns"
-                )
-            if router.is_shared:
-                raise ValueError(
-                    f"the router of layer {layer} is shared by the processes of tensor "
-                    "parallelism; load the model without a tp_plan, prune it and save it"
-                )
-        pruned = [_prune(router, keep, by) for router in routers]
+        routers = _prunable_routers(decoder)
+        pruned = [_prune(router, keep, by) for router in routers.values()]
         for smaller_router, row in pruned:
             decoder.layers[row.layer].self_attn.memory = smaller_router
             sources[row.layer] = [j for j in row.kept if j != row.layer]
@@ -257,9 +244,9 @@ class RouterMethods(PreTrainedDecoder):
 
         A model with upper="mix" becomes one with upper="borrow" and ``borrow_heads``, and computes
         what it would with all other weights of these layers set to zero. The weights that are left
-        go into the projections of queries and outputs. Such a layer reads as much of the cache as
-        one of a plain decoder. It was trained to read more, so train it further; prune before
-        creating an optimiser.
+        go into the projections of queries and outputs. Of a long cache such a layer reads as much
+        as one of a plain decoder, on a CPU in 32 bits; elsewhere it first copies what its heads
+        read. It was trained to read more, so train it further; prune before creating an optimiser.
         """
         decoder, config = self.base_model, self.config
         if getattr(config, "upper", "borrow") != "mix":
@@ -267,7 +254,7 @@ class RouterMethods(PreTrainedDecoder):
                 'only a model with upper="mix" has layers that mix what others lend, got '
                 f'upper="{getattr(config, "upper", None)}"'
             )
-        routers = {router.layer: router for router in learned_routers(decoder)}
+        routers = _prunable_routers(decoder)
         pruned = []
         for layer in decoder.layers:
             if layer.lenders:
@@ -281,8 +268,8 @@ class RouterMethods(PreTrainedDecoder):
                 parameter.mul_(by_row[:, None] if parameter.ndim == 2 else by_row)
             weight = attention.o_proj.weight
             weight.mul_(of_values.repeat_interleave(groups).to(weight))
-            lenders = sorted({j for head in row.heads for j in head[::2]})
-            attention.memory = LentHeads(lenders, row.heads, config.num_key_value_heads)
+            memory = LentHeads(row.heads, config.num_key_value_heads)
+            attention.memory = memory.train(attention.memory.training)
         rows = [row for _, row, *_ in pruned]
         config.upper, config.borrow_heads = "borrow", [list(map(list, row.heads)) for row in rows]
         decoder.update_sources()
@@ -311,6 +298,33 @@ def learned_routers(model: nn.Module) -> list[StaticRouter]:
     return [m for m in unadapted_memories(model) if isinstance(m, StaticRouter) and m.is_learned]
 
 
+def _prunable_routers(decoder: Any) -> dict[int, StaticRouter]:
+    """Return the learned routers by layer; raise unless each is whole, plain and finite."""
+    routers = learned_routers(decoder)
+    for router in routers:
+        where = f"the router of layer {router.layer}"
+        if decoder.layers[router.layer].self_attn.memory is not router:
+            raise ValueError(
+                f"{where} is wrapped by an adapter (of PEFT, with "
+                'modules_to_save=["memory"]), which would keep the old one; merge it into the '
+                "model first (merge_and_unload) and prune the model that this returns"
+            )
+        if router.is_shared:
+            raise ValueError(
+                f"{where} is shared by the processes of tensor parallelism; load the model without "
+                "a tp_plan, prune it and save it"
+            )
+        weights = router.named_weights().values()
+        if type(router).__name__.startswith("Parametrized") or any(w.is_meta for w in weights):
+            raise ValueError(
+                f"{where} has weights that are offloaded or parametrized; load the model whole "
+                "(without device_map), remove parametrizations, and prune it then"
+            )
+        if not all(weight.isfinite().all() for weight in weights):
+            raise ValueError(f"{where} has weights that are not finite; load an earlier checkpoint")
+    return {router.layer: router for router in routers}
+
+
 @torch.no_grad()
 def router_metrics(model: nn.Module) -> dict[str, float]:
     """Return the norm of all routers' weights, and the share of the weight on earlier layers.
@@ -337,11 +351,6 @@ def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRoute
     """Return a router without its small weights, and the row about what was removed."""
     # Keys and values keep the same layers, because slots hold both.
     old = torch.cat([weight.detach() for weight in router.named_weights().values()])
-    if not old.isfinite().all():
-        raise ValueError(
-            f"the router of layer {router.layer} has weights that are not finite; load an "
-            "earlier checkpoint"
-        )
     new, read = prune(old, keep, by, router.columns)
     columns = read.repeat_interleave(router.columns)
     old_sum, new_sum = (float(w.abs().sum(dtype=torch.float64)) for w in (old, new))
@@ -375,11 +384,6 @@ def _check_plain_weights(attention: nn.Module, layer: int) -> None:
 
 def _largest_heads(router: StaticRouter) -> tuple[PrunedToHeads, Tensor, Tensor]:
     """Return what each head reads with its largest weight, and these weights of keys and values."""
-    if router.is_shared:
-        raise ValueError(
-            f"the router of layer {router.layer} is shared by the processes of tensor parallelism; "
-            "load the model without a tp_plan, prune it and save it"
-        )
     chosen, kept, total = [], 0.0, 0.0
     scales = []
     for sources, weights in router.static_weights_by_part().values():
@@ -388,11 +392,6 @@ def _largest_heads(router: StaticRouter) -> tuple[PrunedToHeads, Tensor, Tensor]
         if weights.shape[2] == 1:
             weights = weights * torch.eye(n_heads).to(weights)[:, None]
         flat = weights.detach().flatten(1)
-        if not flat.isfinite().all():
-            raise ValueError(
-                f"the router of layer {router.layer} has weights that are not finite; load an "
-                "earlier checkpoint"
-            )
         largest = flat.abs().argmax(1)
         scales.append(flat.gather(1, largest[:, None])[:, 0])
         chosen.append([(sources[k // n_heads], k % n_heads) for k in largest.tolist()])

@@ -48,7 +48,8 @@ def attend_to_sum(
     ``queries`` [B, G, X, E], one for each source, are multiplied by the weights of its keys and
     scaled; X are the query heads that read a head of the source. ``over_heads``: they read all
     heads of it, and scores are summed over these (X = H). ``mask`` [B or 1, 1, 1, T] says which
-    tokens may be read, or is added to scores; None: all may.
+    tokens may be read, or is added to scores; None: all may. Of a row that may read none the result
+    is zero, as torch's attention has it.
     """
     scores: Tensor | None = None
     for query, (key, _) in zip(queries, slots, strict=True):
@@ -58,11 +59,13 @@ def attend_to_sum(
         scores = of_source if scores is None else scores.add_(of_source)
     if scores is None:
         raise ValueError("attention to a sum of no source; give one at least")
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    elif mask is not None:
-        scores = scores + mask
-    weights = scores.softmax(-1)
+    if mask is None:
+        weights = scores.softmax(-1)
+    else:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
+        reads_none = scores.amax(-1, keepdim=True) == -torch.inf
+        weights = scores.softmax(-1).masked_fill(reads_none, 0)
     return [weights @ value for _, value in slots]
 
 

@@ -40,7 +40,7 @@ from transformers import initialization
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
-from layermem.models.lent_heads import LentHeads
+from layermem.models.lent_heads import LentHeads, lenders_of_heads
 from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.routers import (
@@ -145,7 +145,7 @@ class LimeConfig(DecoderConfig):
         """Return the storage layers that one of the other layers borrows from, ascending."""
         heads = self.heads_of(layer)
         if heads is not None:
-            return tuple(sorted({j for head in heads for j in head[::2]}))
+            return lenders_of_heads(heads)
         if self.borrow_from is None:
             return self.storing_below(layer)[-1:]
         return (self.borrow_from[self.not_storing().index(layer)],)
@@ -173,6 +173,11 @@ class LimeConfig(DecoderConfig):
                 f'storage={self.storage!r} is for router="full", got router="{self.router}"'
             )
         self._check_borrowed()
+
+    def _borrowing_field(self) -> str:
+        """Return the name of the field that says what a layer borrows."""
+        given = (n for n in ("borrow_heads", "borrow_from") if getattr(self, n) is not None)
+        return next(given, "storage")
 
     def _check_borrowed(self) -> None:
         for name in ("borrow_from", "borrow_heads"):
@@ -269,7 +274,7 @@ class LimeConfig(DecoderConfig):
                     if list(sources) != lenders:
                         raise ValueError(
                             f"router_sources[{layer}] must be {lenders}, which it borrows from "
-                            f"(borrow_from), got {sources}"
+                            f"({self._borrowing_field()}), got {sources}"
                         )
 
 
@@ -433,7 +438,7 @@ class Lime(Variant[LimeConfig]):
         lenders = cls.lenders(config, layer_idx)
         heads = config.heads_of(layer_idx) if lenders else None
         if heads is not None:
-            return LentHeads(lenders, heads, config.num_key_value_heads)
+            return LentHeads(heads, config.num_key_value_heads)
         if layer_idx == 0 or (lenders and config.upper == "borrow"):
             return super().memory(config, layer_idx)
         sources = lenders or (*cls.sources(config, layer_idx), layer_idx)

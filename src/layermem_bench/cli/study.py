@@ -405,18 +405,19 @@ def study(options: Any, command: str) -> None:
 
 def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) -> None:
     """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
-    from layermem.models.registry import lookup
-    from layermem_bench.study.boards import board_of_one, study_of_variants
+    from layermem_bench.study.boards import as_named_arm, board_of_one, study_of_variants
+    from layermem_bench.study.planning import name_in_folders
 
+    arm = run.variant
     if run.host.model is None:
-        lookup(run.variant)
+        run = as_named_arm(run)
     named = re.fullmatch(r"(\d+)(?:-(\d+))?", seeds)
     of = range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
     if not of:
         raise ValueError(f"--seeds must be FIRST-LAST, such as 0-2, got {seeds}")
-    asked = study_of_variants([board_of_one(run)], of, ("tokens",))
+    asked = study_of_variants([board_of_one(run, arm)], of, ("tokens",))
     # A name of its own: the study of the preset's variants keeps its result.
-    asked = replace(asked, name=f"{asked.name}-{run.variant}")
+    asked = replace(asked, name=f"{asked.name}-{name_in_folders(arm)}")
     carry_out_and_show(asked, Carrying(out=out, dry_run=dry_run), command)
 
 

@@ -67,21 +67,23 @@ def train(options: Train | TrainHost, command: str) -> None:
                 )
             train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
             return
-        out = Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
+        from layermem_bench.study.boards import as_named_arm
+        from layermem_bench.study.planning import name_in_folders
+
+        out = Path("runs") / f"{run.preset}-{name_in_folders(run.variant)}-s{run.seed}"
         if is_run_folder(options.preset):
             out = Path(options.preset)
+        if run.host.model is None:
+            run = as_named_arm(run)
     if options.dry_run:
         show_estimate(run)
         return
     from transformers.utils import logging as transformers_logging
 
-    from layermem.models.registry import lookup
     from layermem_bench.evals.solving import evaluate
     from layermem_bench.train.processes import restart_count
     from layermem_bench.train.run import train as train_run
 
-    if run.host.model is None:
-        lookup(run.variant)
     # One progress display is enough.
     transformers_logging.disable_progress_bar()
     # torchrun starts all processes again with the same command when one of them has died.

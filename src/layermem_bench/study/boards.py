@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
-from layermem_bench.config.run import Model, Run
+from layermem_bench.config.run import Model, Run, merged
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.presets import names as presets
@@ -48,6 +48,25 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     if depth:
         raise ValueError(f"a bracket is open or closed too often in {names!r}")
     return arms
+
+
+def as_named_arm(run: Run) -> Run:
+    """Return a run whose variant is named as an arm is: ``recipe``, ``lime:storage=half``."""
+    arms = parse_arms(run.variant)
+    if len(arms) != 1:
+        raise ValueError(
+            f"a run trains one variant, got {run.variant}; several are for layermem study"
+        )
+    ((variant, options),) = arms.values()
+    named = Model(options=options).variant_fields()
+    for name, value in run.model.variant_fields().items():
+        if named.get(name, value) != value:
+            raise ValueError(
+                f"{run.variant} has {name}={named[name]}, and the options of the model have "
+                f"{name}={value}: keep one (--variant {run.variant.partition(':')[0]}:{name}=...)"
+            )
+    model = replace(run.model, options=merged(run.model.options, options))
+    return replace(run, variant=variant, model=model)
 
 
 def arms_of_variants(
@@ -134,10 +153,10 @@ def board_of(
     )
 
 
-def board_of_one(run: Run) -> Board:
-    """Return the board of a run whose one arm is the run as it is."""
-    arm = Arm(name=run.variant, change=lambda base: base)
-    return Board(name=run.preset, base=run, arms=(arm,))
+def board_of_one(run: Run, arm: str = "") -> Board:
+    """Return the board of a run whose one arm, of this name, is the run as it is."""
+    arms = (Arm(name=arm or run.variant, change=lambda base: base),)
+    return Board(name=run.preset, base=run, arms=arms)
 
 
 def open_boards(

@@ -154,7 +154,7 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
             arm: (models[arm][0], resized(models[arm][1], depth, width))
             for arm in names
             # Lists are chosen for each layer: nobody says what they would be at another depth.
-            if depth is None
+            if depth in (None, models[arm][1]["num_hidden_layers"])
             or not any(isinstance(value, list) for value in models[arm][1].values())
         }
         if depth is not None or width is not None:

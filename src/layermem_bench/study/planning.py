@@ -200,17 +200,22 @@ def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> N
     settings = (tried.rate, tried.decay, tried.own_rate) if tried else ()
     named = zip(("lr", "wd", "own"), settings, strict=False)
     rate = "".join(f"-{what}{value:g}" for what, value in named if value is not None)
-    arm = _NOT_IN_FOLDER_NAMES.sub("-", planned.arm)
-    if len(arm) > _LONGEST_ARM:
-        digest = hashlib.sha256(planned.arm.encode()).hexdigest()[:8]
-        arm = f"{arm[: _LONGEST_ARM - 9]}-{digest}"
-    name = f"{folder}/{arm}{rate}-s{planned.run.seed}"
+    name = f"{folder}/{name_in_folders(planned.arm)}{rate}-s{planned.run.seed}"
     if name in plan:
         raise ValueError(
             f"{plan[name].arm} and {planned.arm} would have one folder, {name}; let arms differ in "
             "more than punctuation"
         )
     plan[name] = planned
+
+
+def name_in_folders(arm: str) -> str:
+    """Return what stands for an arm in the names of its runs' folders."""
+    name = _NOT_IN_FOLDER_NAMES.sub("-", arm)
+    if len(name) <= _LONGEST_ARM:
+        return name
+    digest = hashlib.sha256(arm.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_ARM - 9]}-{digest}"
 
 
 def at_equal_time(run: Run, ratio: float) -> Run:

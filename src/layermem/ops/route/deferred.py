@@ -93,13 +93,12 @@ def route(products: Products, slots: Sequence[Slot], router: Router) -> Slot:
         tensors = (readable(x) for slot in slots for x in slot)
         return _Route.apply(products, len(router), *router, *tensors)
     with autocast_disabled(router[0]):
-        return products.gather(in_pair(router, slots[0][0].dtype), slots)
+        return products.gather(in_pair(router, slots[0]), slots)
 
 
-def in_pair(router: Router, dtype: torch.dtype) -> Pair:
-    """Return a router as the weights of keys and of values, in a dtype."""
-    weights = [weight.to(dtype) for weight in router]
-    return weights[0], weights[-1]
+def in_pair(router: Router, slot: Slot) -> Pair:
+    """Return a router as the weights of keys and of values, in the dtypes of a slot's."""
+    return router[0].to(slot[0].dtype), router[-1].to(slot[1].dtype)
 
 
 def refuse_second_derivatives() -> None:
@@ -139,7 +138,7 @@ class _Route(torch.autograd.Function):
         ctx.products, ctx.n_weights = products, n_weights
         ctx.nodes = [_find_node(slot, products) for slot in slots]
         with autocast_disabled(router[0]):
-            return products.gather(in_pair(router, slots[0][0].dtype), slots)
+            return products.gather(in_pair(router, slots[0]), slots)
 
     @staticmethod
     def backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> Grads:
