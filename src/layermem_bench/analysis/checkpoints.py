@@ -3,6 +3,7 @@
 Opening reads a config and a tokenizer; weights are read by ``load_model``, after all other checks.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from layermem.retrofit.loading import (
 )
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,8 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         )
     if Path(path).is_absolute() and not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if not Path(path).exists():
+        logger.info("there is no folder %s here: the hub is asked for a model of this name", path)
     location = folder.final if is_run else path
     base, revision = find_base(location) if is_attached(location) else (location, None)
     with _explain_missing_model(base):

@@ -339,16 +339,19 @@ class OfPlugin(Carrying):
 class AnyStudy(Carrying):
     """Compare arms, seed by seed; ended runs are not run again, begun ones are resumed.
 
-    What is compared comes first. PRESET: variants on a preset, or on the config of a run.
+    layermem study WHAT [OPTIONS], where WHAT is
 
-    BOARD,BOARD or PRESET@LAYERSxWIDTH: variants on several boards, on equal terms.
+    PRESET: variants on a preset, or on the config of a run;
 
-    paper/NAME: a table or figure of the paper. NAME: a study of a plugin.
+    BOARD,BOARD or PRESET@LAYERSxWIDTH: variants on several boards, on equal terms;
 
-    retrofit MODEL: ways of going on training a model. encoders FILE: small encoders on
-    records. recipe: which layer memory is the best one.
+    paper/NAME: a table or figure of the paper; NAME: a study of a plugin;
 
-    Each has options of its own: layermem study retrofit --help.
+    retrofit MODEL: ways of going on training a model; encoders FILE: small encoders on
+    records; recipe: which layer memory is the best one.
+
+    Each has options of its own beside those below: layermem study PRESET --help shows
+    --variants, --rates and --conditions.
     """
 
 

@@ -156,6 +156,7 @@ def estimate_run(run: Run) -> Estimate:
 
 def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunRecord]]) -> Estimate:
     arms = {planned.arm: planned.run for planned, _ in members}
+    logger.info("timing steps of %d arms of %s", len(arms), board.name)
     seconds, basis = _seconds_of_steps(arms)
     missing = [planned for planned, state in members if not is_recorded(state)]
     of_ours = board.base.host.model is None
