@@ -387,8 +387,8 @@ def test_one_token_attends_without_forming_what_it_attends_to(case, padded, ids,
 
 
 @pytest.mark.parametrize("case", UNFORMED)
-@pytest.mark.parametrize("reason", ["gradients", "eager", "bfloat16", "hook"])
-def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, formed):
+@pytest.mark.parametrize("reason", ["gradients", "eager", "bfloat16", "hook", "traced"])
+def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, formed, monkeypatch):
     model = unformed_model(case, attn_implementation="eager" if reason == "eager" else "sdpa")
     lent = [layer.self_attn.memory for layer in model.model.layers if layer.lenders]
     if reason == "bfloat16":
@@ -396,6 +396,9 @@ def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, fo
     seen = []
     for memory in lent if reason == "hook" else ():
         memory.register_forward_hook(lambda *_: seen.append(1))
+    if reason == "traced":
+        # A graph would hold for some lengths alone.
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with torch.set_grad_enabled(reason == "gradients"):
         _, by_forming = last_token(model, ids, formed)
     assert by_forming == lent

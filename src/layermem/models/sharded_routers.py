@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
-from layermem.models.routers import StaticRouter
 from layermem.models.seams import Memory
+from layermem.models.static_router import StaticRouter
 from layermem.ops.route import Slot
 
 SOURCE_HEADS = "layermem_source_heads"

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from layermem.models.routers import Grain
+from layermem.models.static_router import Grain
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
     DEFAULTS,

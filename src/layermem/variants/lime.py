@@ -43,13 +43,7 @@ from layermem.models.decoder import Decoder
 from layermem.models.lent_heads import LentHeads, lenders_of_heads
 from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
-from layermem.models.routers import (
-    Grain,
-    RouterMethods,
-    StaticRouter,
-    check_sources,
-    router_metrics,
-)
+from layermem.models.routers import RouterMethods, router_metrics
 from layermem.models.seams import (
     Memory,
     ParameterOverride,
@@ -59,6 +53,7 @@ from layermem.models.seams import (
     weights_of_part,
 )
 from layermem.models.sharded_routers import SOURCE_HEADS
+from layermem.models.static_router import Grain, StaticRouter, check_sources
 from layermem.ops.lent_attention import attend_to_routed, exchange_pays
 from layermem.ops.route import Slot, route, store
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from layermem.models.memories import unadapted_memories
-from layermem.models.routers import StaticRouter
+from layermem.models.static_router import StaticRouter
 
 _FIRST, _OTHERS = "first layer", "other earlier layers"
 

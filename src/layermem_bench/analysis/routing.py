@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from layermem.models.memories import unadapted_memories
-from layermem.models.routers import StaticRouter
 from layermem.models.seams import OwnLayerMemory, Part
+from layermem.models.static_router import StaticRouter
 from layermem_bench.results.analysis import Circuit, Reading
 
 

@@ -19,7 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.trainer_pt_utils import nested_gather
 
 from layermem.models.counting import count_forward_flops
-from layermem.models.routers import StaticRouter, router_metrics
+from layermem.models.routers import router_metrics
+from layermem.models.static_router import StaticRouter
 from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
 

@@ -16,8 +16,8 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.routers import StaticRouter
 from layermem.models.seams import ParameterOverride
+from layermem.models.static_router import StaticRouter
 from layermem_bench.config.run import Optim
 
 # Names of the groups that every model has; a group of overridden parameters has its override's.
