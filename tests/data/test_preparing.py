@@ -349,6 +349,7 @@ print(train.tokens + valid.tokens - train.documents - valid.documents, peak() - 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to say its memory")
 def test_the_memory_that_a_long_text_takes_is_bounded(tmp_path):
     """Tokenized whole, it took 80 bytes a character with few tokens, with many 235."""

@@ -107,6 +107,7 @@ def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypat
     assert found["deep"].seconds > 2 * found["shallow"].seconds
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not measuring._can_measure_peak(), reason="this system does not say its peak memory"
 )

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import KINDS, TINY, make, needs_compiler
+from tiny import KINDS, SLOW, TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
@@ -83,7 +83,7 @@ def test_the_cache_holds_routed_rotated_keys_once_per_layer(model, ids):
 
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
 @pytest.mark.parametrize(
-    "implementation", ["sdpa", pytest.param("flex_attention", marks=needs_compiler)]
+    "implementation", ["sdpa", pytest.param("flex_attention", marks=[SLOW, needs_compiler])]
 )
 def test_attention_backends_agree(model, ids, implementation):
     mask = torch.ones_like(ids)

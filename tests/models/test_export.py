@@ -31,6 +31,7 @@ def test_an_exported_decoder_computes_the_same_at_other_sizes(name, tmp_path):
         torch.testing.assert_close(loaded(input_ids=other, use_cache=False).logits, expected)
 
 
+@pytest.mark.slow
 def test_a_pruned_decoder_is_exported():
     entry = lookup("lime")
     model = make(entry.causal_lm, entry.config(**TINY))

@@ -223,6 +223,7 @@ def test_what_continuous_batching_passes_is_known(model, ids):
         model(ids, read_index=[ids])
 
 
+@pytest.mark.slow
 def test_compiled_packed_texts_keep_apart(model, ids):
     positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
     with torch.no_grad():

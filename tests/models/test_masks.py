@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_calls import AttentionCall, record_compiled_attention, record_eager_attention
-from tiny import KINDS, TINY, make
+from tiny import KINDS, SLOW, TINY, make
 from transformers import DynamicCache, StaticCache
 
 from layermem.models.registry import lookup
@@ -52,6 +52,7 @@ def test_compiled_training_is_causal_without_a_mask(model, ids):
     assert calls == [CAUSAL] * N_LAYERS
 
 
+@pytest.mark.slow
 def test_compiled_checkpointing_is_causal_without_a_mask(model, ids):
     model.gradient_checkpointing_enable({"use_reentrant": False})
     calls, compiled = record_compiled_attention(model.train())
@@ -82,7 +83,9 @@ def test_left_padding_has_a_mask(model, ids, monkeypatch):
     assert calls == [MASKED] * N_LAYERS
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=SLOW)], ids=["eager", "compiled"]
+)
 def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch, compiled):
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
@@ -98,6 +101,7 @@ def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch, compiled)
     torch.testing.assert_close(torch.cat([first, second, last], 1), expected, **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_compiled_static_cache_has_a_mask(model, ids):
     with torch.no_grad():
         expected = model(ids).logits
@@ -128,6 +132,7 @@ def test_documents_are_kept_apart_or_refused(model, ids, positions):
         model(ids, position_ids=after, past_key_values=DynamicCache())
 
 
+@pytest.mark.slow
 def test_compiled_packed_documents_have_a_mask(model, packed):
     row, positions = packed
     calls, compiled = record_compiled_attention(model)

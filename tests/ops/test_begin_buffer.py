@@ -261,6 +261,7 @@ def test_the_buffer_of_compiled_code_equals_naive(group_size, without, apart, ro
     assert_same(outcome(model, x, group_size), outcome(model, x, None))
 
 
+@pytest.mark.slow
 def test_a_buffer_in_compiled_code(monkeypatch):
     torch.compiler.reset()
     model, x = Depth(), an_input()
@@ -280,6 +281,7 @@ def test_compiled_code_has_a_buffer_of_its_own():
     assert torch.equal(run(torch.zeros(2, dtype=torch.bfloat16)), torch.zeros(2))
 
 
+@pytest.mark.slow
 def test_nodes_of_a_compiled_forward_grow_linearly():
     """Of a layer, as many in a deep model as in a shallow one."""
 

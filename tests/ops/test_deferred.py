@@ -243,6 +243,7 @@ def test_without_gradients(name):
             torch.testing.assert_close(got, model(x))
 
 
+@pytest.mark.slow
 def test_compiled(name):
     torch.compiler.reset()
     model, x = Depth(), an_input()

@@ -108,6 +108,7 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(chunked_cross_entropy(x, weight, labels, 10)[0], x, create_graph=True)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_equals_eager():
     x, weight, labels = case()

@@ -372,6 +372,7 @@ def run(code, *arguments):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_without_layermem_all_is_refused(whole, base, tmp_path):
     adapt(attach(load_base(base)), modules_to_save=["memory"]).save_pretrained(tmp_path)
     outcomes = run(WITHOUT, whole[1], base, str(tmp_path))

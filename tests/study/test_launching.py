@@ -38,6 +38,7 @@ def alone(tmp_path_factory):
     return run, train(run, path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_a_process_of_its_own(alone, tmp_path):
     run, whole = alone
     rewound(whole.path, tmp_path / "one")

@@ -255,6 +255,7 @@ def test_no_long_step_is_in_two_splits(operands, rules):
     )
 
 
+@pytest.mark.slow
 def test_no_long_step_is_in_two_splits_of_any_operands():
     counts = {"train": 2500, "validation": 250, "test": 250}
     of_all_splits(

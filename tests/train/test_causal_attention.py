@@ -8,6 +8,7 @@ from small_run import a_run
 from layermem_bench.train.run import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolate", [False, True], ids=["joined", "isolated"])
 def test_a_compiled_run(tmp_path, monkeypatch, isolate):
     """The training step as accelerate compiles it, but without inductor."""
