@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import KINDS, SLOW, TINY, make, needs_compiler
+from tiny import KINDS, TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
@@ -81,11 +81,7 @@ def test_the_cache_holds_routed_rotated_keys_once_per_layer(model, ids):
 # Masks, positions, backends
 
 
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
-@pytest.mark.parametrize(
-    "implementation", ["sdpa", pytest.param("flex_attention", marks=[SLOW, needs_compiler])]
-)
-def test_attention_backends_agree(model, ids, implementation):
+def test_attention_backends_agree(model, ids, implementation="sdpa"):
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     with torch.no_grad():
@@ -94,6 +90,15 @@ def test_attention_backends_agree(model, ids, implementation):
         model.set_attn_implementation(implementation)
         got = model(ids, attention_mask=mask).logits[mask.bool()]
     torch.testing.assert_close(got, expected, **CLOSE)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
+@pytest.mark.parametrize("entry", ["lime"], indirect=True)
+def test_flex_attention_agrees(model, ids):
+    """It is compiled, half a minute long, and the decoder calls every backend alike."""
+    test_attention_backends_agree(model, ids, "flex_attention")
 
 
 def test_a_row_does_not_depend_on_its_batch(model, ids):

@@ -16,6 +16,10 @@ CAUSAL, ONE_QUERY, MASKED = (
     AttentionCall(is_causal=False, has_mask=False),
     AttentionCall(is_causal=False, has_mask=True),
 )
+# The mask is the decoder's own: what is compiled, slowly, is one memory and one stream.
+COMPILED = pytest.mark.parametrize(
+    "entry", ["lime", pytest.param("mudd", marks=SLOW)], indirect=True
+)
 CHECKPOINTING = {"kept": None, "non-reentrant": False, "reentrant": True}
 
 
@@ -45,6 +49,7 @@ def test_training_is_causal_without_a_mask(model, ids, monkeypatch, reentrant):
     assert calls == [CAUSAL] * N_LAYERS * forwards
 
 
+@COMPILED
 def test_compiled_training_is_causal_without_a_mask(model, ids):
     """With a cache, as models come; without one in the next test."""
     calls, compiled = record_compiled_attention(model.train())
@@ -53,6 +58,7 @@ def test_compiled_training_is_causal_without_a_mask(model, ids):
 
 
 @pytest.mark.slow
+@COMPILED
 def test_compiled_checkpointing_is_causal_without_a_mask(model, ids):
     model.gradient_checkpointing_enable({"use_reentrant": False})
     calls, compiled = record_compiled_attention(model.train())
@@ -83,6 +89,7 @@ def test_left_padding_has_a_mask(model, ids, monkeypatch):
     assert calls == [MASKED] * N_LAYERS
 
 
+@COMPILED
 @pytest.mark.parametrize(
     "compiled", [False, pytest.param(True, marks=SLOW)], ids=["eager", "compiled"]
 )
@@ -102,6 +109,7 @@ def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch, compiled)
 
 
 @pytest.mark.slow
+@COMPILED
 def test_a_compiled_static_cache_has_a_mask(model, ids):
     with torch.no_grad():
         expected = model(ids).logits
@@ -133,6 +141,7 @@ def test_documents_are_kept_apart_or_refused(model, ids, positions):
 
 
 @pytest.mark.slow
+@COMPILED
 def test_compiled_packed_documents_have_a_mask(model, packed):
     row, positions = packed
     calls, compiled = record_compiled_attention(model)
