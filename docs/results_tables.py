@@ -330,8 +330,7 @@ def answers_table(
 def verdicts(folder: Path) -> list[list[str]]:
     """Return a table of verdicts: of each kind of claim, how many differences came to each.
 
-    Beside the count stands how many would still with the p-values that are adjusted for the
-    differences of an artefact, if that is another number. An artefact of fewer seeds than its
+    An artefact of fewer seeds than its
     scale's is marked. Of one that was recorded at several scales, the largest counts.
     """
     judged = {
@@ -341,25 +340,18 @@ def verdicts(folder: Path) -> list[list[str]]:
     }
 
     def cell(kind: str, verdict: Verdict) -> str:
-        shown, count, adjusted = [], 0, 0
+        shown, count = [], 0
         for name in KINDS[kind]:
             result, of_all = judged.get(name, (None, ()))
             of_verdict = [each for each in of_all if each.verdict == verdict]
             if result is None or not of_verdict:
                 continue
             count += len(of_verdict)
-            # What is counted has no p-value and stays.
-            adjusted += sum(each.p is None or each.p < NOISE for each in of_verdict)
             few = result.runs and len(result.seeds) < SEEDS[result.scale or "tiny"]
             part = f"{len(of_verdict)} of {len(of_all)}" if len(of_verdict) < len(of_all) else ""
             inside = "; ".join(filter(None, (part, f"{len(result.seeds)} seeds" * bool(few))))
             shown.append(f"`{name}` ({inside})" if inside else f"`{name}`")
-        if not count:
-            return "0"
-        # Within noise it stays, whatever it is adjusted for.
-        is_fewer = adjusted < count and not verdict.startswith("cannot")
-        after = f" ({adjusted} after adjustment)" if is_fewer else ""
-        return f"**{count}**{after}: {', '.join(shown)}"
+        return f"**{count}**: {', '.join(shown)}" if count else "0"
 
     columns = get_args(Verdict)
     return [

@@ -14,9 +14,9 @@ from layermem_bench.paper import get_artefact, inspecting, reasoning, trained
 from layermem_bench.presets import get_preset
 from layermem_bench.report import drawings
 from layermem_bench.report.study import build
-from layermem_bench.results.study import Picture, Row, RunRecord
+from layermem_bench.results.study import Metric, Picture, Row, RunRecord
 from layermem_bench.study.definition import Observed, Trained
-from layermem_bench.study.gathering import _metrics_of_rows
+from layermem_bench.study.gathering import _with_rows
 
 SEEDS = (0, 1)
 
@@ -50,7 +50,7 @@ def result_of(monkeypatch, tmp_path):
         return replace(
             a_result({}, seeds=SEEDS, name=name),
             rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=o.by_seed) for o in observed),
-            metrics=_metrics_of_rows(study, observed),
+            metrics=_with_rows({}, study, observed),
             pictures=tuple(each for each in seen if isinstance(each, Picture)),
             papers=study.papers,
             claims=study.claims,
@@ -59,6 +59,15 @@ def result_of(monkeypatch, tmp_path):
         )
 
     return result_of
+
+
+def test_what_has_a_metrics_name_is_better_in_its_direction():
+    """Computed of the runs, as the loss of figures 6 and 10 is."""
+    study = get_artefact("fig6").study("fig6", "tiny", len(SEEDS))
+    observed = [Observed(quantity="validation loss", arm="lime", by_seed={0: 1.0})]
+    metrics = _with_rows({"validation loss": Metric(better="lower")}, study, observed)
+    assert metrics["validation loss"].better == "lower"
+    assert _with_rows({}, study, observed)["validation loss"].better is None
 
 
 def page_of(result):

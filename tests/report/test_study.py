@@ -101,6 +101,25 @@ def test_what_came_out_is_a_sentence():
     assert "one arm" in report.sentence(a_comparison({"plain": (1.0, 2.0)}))
     both = report.sentence(a_comparison(close, boards=("a", "b"), conditions=("tokens", "time")))
     assert both.count("no arm differs") == 4
+    # Of an arm that lost seeds the others are its luckier ones.
+    lost = {
+        "plain": (2.0, 2.1, 2.2, 2.3),
+        "mudd": (1.0, 1.2, 1.1, 1.4),
+        "lime": (1.0, 1.1, 1.2, None),
+    }
+    said = report.sentence(a_comparison(lost))
+    assert re.search(r"mudd \(-0\.9\d* ± 0\.\d+\) is ahead of plain", said)
+    assert said.endswith("; lime lacks seed 3 (not judged).") and "lime (-" not in said
+    first = report.sentence(a_comparison({"plain": lost["lime"], "lime": lost["plain"]}))
+    assert first == "On b, equal tokens: plain lacks seed 3, so that no arm is judged."
+
+
+def test_notes_are_those_of_their_own_board():
+    values = {"plain": (2.0, None, 2.2), "lime": (2.0, 2.1, 2.2)}
+    notes = ("Diverged, and in no mean: tiny-16x64/plain-s1.", "Of tiny alone.")
+    page = report.build(a_comparison(values, boards=("tiny", "tiny-16x64"), notes=notes))
+    of = {section.title: section.paragraphs for section in page.sections}
+    assert [*of["tiny"]] == ["Of tiny alone."] and [*of["tiny-16x64"]] == [notes[0]]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +202,21 @@ def test_shapes_are_compared_at_equal_parameters():
 
 def tried(arm, losses, chosen, decay=None, rates=(0.001, 0.01)):
     return TriedRates(arm=arm, rates=rates, losses=losses, chosen=chosen, decay=decay)
+
+
+def test_an_end_of_an_arms_own_rates_is_told_too():
+    result = a_comparison({"plain": (1.0,), "lime": (2.0,)})
+    own = replace(
+        tried("lime", (2.0, 1.0, 1.5), 0.01, rates=(0.001, 0.01, 0.1)),
+        own_rates=(0.003, 0.03, 0.01),
+        own_chosen=0.03,
+    )
+    caption = rates_table(replace(result.boards[0], tried=(own,))).caption
+    assert caption.endswith("beyond those tried: lime took the highest of its own rates.")
+    at_both = replace(own, chosen=0.001, own_chosen=0.003)
+    assert rates_table(replace(result.boards[0], tried=(at_both,))).caption.endswith(
+        "lime took the lowest and the lowest of its own rates."
+    )
 
 
 def test_rates_that_were_tried_are_told():

@@ -91,6 +91,8 @@ def test_each_arm_has_as_many_trials(tmp_path):
         ((1e-3, 1e-2), {"decays": (0.0,)}, "leave --decays out"),
         ((1e-3, 1e-2), {"trials": 1}, "trials must be at least 2, got 1"),
         ((1e-3, 1e-2), {"own_rates": (1e-2, 1e-3)}, "got 0.01 0.001"),
+        ((1e-3, 1.2e-3), {"trials": 6}, "equal rates after rounding to two digits.*wider --rates"),
+        ((1e-3, 1e-2), {"own_rates": (1e-3, 1.1e-3)}, "equal rates.*wider --own-rates"),
     ],
 )
 def test_trials_that_cannot_be_are_refused(rates, changes, message):

@@ -91,8 +91,8 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
     asked = ["study", "tiny-lm,tiny-aet-4", "--variants", arms, "--out", str(tmp_path)]
     cli.main([*asked, "--dry-run"])
     shown = " ".join(capsys.readouterr().out.split())
-    # Three arms at four rates; three arms, five seeds, three conditions.
-    assert shown.count("12 + 45") == 2 and "114 runs" in shown
+    # Three arms at four rates; three arms, five seeds, and those that two conditions change.
+    assert shown.count("12 + 30") == 2 and "84 runs" in shown
     assert not made_up.begun and not any(tmp_path.iterdir())
 
 

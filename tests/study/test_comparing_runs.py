@@ -317,9 +317,9 @@ def test_what_names_layers_or_heads_has_no_costs_at_sizes_that_lack_them(tmp_pat
     heads = [[[0, r % 2, 0, 0] for r in range(2)]] * 8
     for number, (options, depths, widths) in enumerate(
         (
-            (("storage=[0,9]",), [0] * 6, [2, 2, 2, 2]),
+            (("storage=[0,9]",), [0, 0, 1, 0, 0, 0], [2, 2, 2, 2]),
             (("storage=8",), [0, 1, 1, 1, 1, 1], [2, 2, 2, 2]),
-            (("storage=8", f"borrow_heads={heads}"), [0] * 6, [2, 1, 1, 1]),
+            (("storage=8", f"borrow_heads={heads}"), [0, 0, 1, 0, 0, 0], [2, 1, 1, 1]),
         )
     ):
         folder = tmp_path / str(number)

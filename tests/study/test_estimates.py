@@ -23,12 +23,14 @@ OF_ALL_ARMS = 3 * 8 + 40 * (1.0 + 1.1 + 0.9)
 
 def test_hours_are_those_of_the_runs_that_are_still_to_come(tmp_path, made_up, study):
     (before,) = estimate(study(), tmp_path)
-    # Six that try rates; three arms, three seeds, three conditions.
-    assert (before.board, before.trials, before.counting) == ("board", 6, 27)
+    # Six that try rates; three seeds of three arms at equal tokens, and of those that a condition
+    # changes: two at equal time, one at equal parameters.
+    assert (before.board, before.trials, before.counting) == ("board", 6, 18)
     assert (before.recorded, before.failed, before.basis) == (0, 0, "timed")
-    assert 3600 * before.hours == pytest.approx(11 * OF_ALL_ARMS)
+    changed = 3 * (2 * 8 + 40 * (1.1 + 0.9)) + 3 * (8 + 40 * 0.9)
+    assert 3600 * before.hours == pytest.approx(5 * OF_ALL_ARMS + changed)
     of_a_run = 40 * 32 * 256
-    assert before.tokens == 33 * of_a_run
+    assert before.tokens == 24 * of_a_run
     assert before.flops > 6 * before.parameters * before.tokens * 0.5
     assert not made_up.begun and not any(tmp_path.iterdir())
     # One that failed is to come; with the rates chosen it is known which runs of three are one.
@@ -109,4 +111,4 @@ def test_arms_that_no_run_is_known_of_are_planned(tmp_path, made_up, study):
     with pytest.raises(RuntimeError, match="every arm diverged"):
         carry_out(study(), tmp_path, launcher=made_up)
     (told,) = estimate(study(), tmp_path)
-    assert told.recorded == 6 and told.trials == 6 and told.counting == 27
+    assert told.recorded == 6 and told.trials == 6 and told.counting == 18

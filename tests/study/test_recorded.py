@@ -1,11 +1,13 @@
 """Runs that are recorded are found: wherever they lie, and however they were carried out."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from recorded import SIZES, record
 
 from layermem_bench.config.run import Compute, Data, Optim, Run
+from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study.records import RecordedRuns
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
@@ -44,6 +46,15 @@ def test_runs_are_found_at_any_depth_and_only_those_that_ended(tmp_path, caplog)
         assert folders == [deep, diverged, out / "x", out / "x"]
     (said,) = set(caplog.messages)
     assert "damaged is left out" in said
+
+
+def test_a_divergence_of_another_run_is_no_record(tmp_path):
+    """As of a folder whose config was edited: the run is to be trained."""
+    folder = record(tmp_path / "runs" / "lost", run=RUN, diverged=5)
+    path = RunFolder(folder).diverged
+    path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": "another"}))
+    found = RecordedRuns(tmp_path / "new", [tmp_path / "runs"])
+    assert found.path_of("x", RUN) == tmp_path / "new" / "x"
 
 
 def test_an_ended_run_of_the_plans_own_folder_comes_first(tmp_path):

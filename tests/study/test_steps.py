@@ -47,6 +47,40 @@ def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch
         measure("plain", "lime", base=wider)
 
 
+def test_an_arm_of_one_name_is_measured_again_where_it_is_another_model(tmp_path, monkeypatch):
+    """As of a plugin whose variant was edited, or other options under the same name."""
+    seconds = {1: 1.0, 2: 1.5, 4: 3.0}
+    day = 1.0
+
+    def time_steps(runs, shape, rounds):
+        of = {name: day * seconds[run.model.num_hidden_layers] for name, run in runs.items()}
+        return {name: [each] * rounds for name, each in of.items()}
+
+    monkeypatch.setattr(steps, "time_steps", time_steps)
+    monkeypatch.setattr(steps, "measure_peak_of", lambda make_step, _: 1)
+
+    def of(**layers):
+        return {
+            name: replace(BASE, model=replace(SIZES, num_hidden_layers=count))
+            for name, count in layers.items()
+        }
+
+    file = tmp_path / "steps.json"
+    first = measured_steps(file, BASE, of(plain=1, mine=2), tmp_path)
+    assert first.ratios == {"plain": 1, "mine": 1.5}
+    with pytest.raises(ValueError, match="with another arm of the name mine"):
+        measured_steps(file, BASE, of(plain=1, mine=4), tmp_path)
+    # What joins on a slower day is in the seconds of the first.
+    day = 3.0
+    joined = measured_steps(file, BASE, of(plain=1, mine=2, late=4), tmp_path)
+    assert joined.ratios["late"] == 3 and joined.seconds["late"] == 3 * joined.seconds["plain"] == 3
+    # Memory is measured again: no run's length follows from it.
+    memory = tmp_path / "memory.json"
+    measured_memory(memory, BASE, of(plain=1, mine=2))
+    monkeypatch.setattr(steps, "measure_peak_of", lambda make_step, _: 2)
+    assert measured_memory(memory, BASE, of(plain=1, mine=4)).peaks == {"plain": 1, "mine": 2}
+
+
 def test_steps_are_timed_in_turn_and_once(tmp_path):
     """Without made-up seconds."""
     small = replace(BASE, optim=replace(BASE.optim, batch_size=2))

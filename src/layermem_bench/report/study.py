@@ -3,6 +3,7 @@
 What is missing is said where it would stand. Every number leads to the run it is from.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -109,20 +110,32 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
             few = "one pair of seeds has no interval"
         return f"On {where}: {few}."
     groups: dict[str, list[str]] = {}
-    for line in lines:
+    lost = {line.arm: f"{line.arm} lacks {_seeds(line.missing)}" for line in lines if line.missing}
+    if first in lost:
+        return f"On {where}: {lost[first]}, so that no arm is judged."
+    whole = [line for line in lines if line.p is not None and not line.missing]
+    for line in whole:
         if line.difference is not None and line.p is not None and line.p < NOISE:
             is_better = (line.difference.mean > 0) == (metric.better == "higher")
             arm = f"{line.arm} ({format_interval(line.difference, metric.is_share, '+')})"
             groups.setdefault("ahead of" if is_better else "behind", []).append(arm)
+    unjudged = f"; {', '.join(lost.values())} (not judged)" if lost else ""
     if not groups:
-        return f"On {where} no arm differs from {first} in {board.metric} beyond noise."
+        return (
+            f"On {where} no arm{' with all seeds' * bool(lost)} differs from {first} in "
+            f"{board.metric} beyond noise{unjudged}."
+        )
     told = "; ".join(
         f"{', '.join(arms)} {'is' if len(arms) == 1 else 'are'} {how} {first}"
         for how, arms in groups.items()
     )
-    others = compared - sum(map(len, groups.values()))
+    others = len(whole) - sum(map(len, groups.values()))
     rest = f"; {others} other{'s' * (others > 1)} within noise" if others else ""
-    return f"On {where}, by {board.metric}: {told}{rest}."
+    return f"On {where}, by {board.metric}: {told}{rest}{unjudged}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def _of_runs(runs: Sequence[RunRecord]) -> str:
@@ -184,7 +197,8 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
                 drawn.append(_forest(title, lines, result.metric(metric)))
         shown += study_tables.levels_tables(result, board, condition)
         drawn += _against_cache(result, board, condition)
-    notes = [] if result.claims else [note for note in result.notes if board.name in note]
+    own = re.compile(rf"(?<![\w@+-]){re.escape(board.name)}(?![\w@+-])")
+    notes = [] if result.claims else [note for note in result.notes if own.search(note)]
     sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]
     if curves := learning_curves(result, board):
         counted = "FLOPs are counted in closed form: three forwards a step, attention to all keys."

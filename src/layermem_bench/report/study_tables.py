@@ -231,7 +231,8 @@ def ranks_table(result: StudyResult) -> Table | None:
     caption = (
         "Spearman's correlation of the arms' ranks by their means: 1 where two boards rank "
         "them alike, 0 where one says nothing about the other. Intervals are of 2,000 draws of as "
-        "many seeds, with repetition."
+        "many seeds, with repetition. Draws are noisier than the means, and lean to 0: an upper "
+        "end below 1 does not show that two boards rank the arms otherwise."
     )
     return Table.of_columns(columns, caption) if pairs else None
 
@@ -284,11 +285,19 @@ def rates_table(board: Board) -> Table:
 
 
 def end_of_range(tried: TriedRates) -> str:
-    """Return "lowest" or "highest" where that rate of those tried was chosen, else nothing."""
+    """Return "lowest" or "highest" where that rate of those tried was chosen, also of the rates of
+    what the arm adds; else nothing."""
     if tried.chosen is None or len(tried.rates) < 2:
         return ""
-    ends = {min(tried.rates): "lowest", max(tried.rates): "highest"}
-    return ends.get(tried.chosen, "")
+    found = []
+    for what, chosen, rates in (
+        ("", tried.chosen, tried.rates),
+        (" of its own rates", tried.own_chosen, tried.own_rates),
+    ):
+        if chosen is not None and rates:
+            ends = {min(rates): f"lowest{what}", max(rates): f"highest{what}"}
+            found += [ends[chosen]] if chosen in ends else []
+    return " and the ".join(found)
 
 
 def _outcome(tried: TriedRates, rate: float) -> str:

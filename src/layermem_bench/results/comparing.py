@@ -46,10 +46,11 @@ RULE = (
     "be said at this scale otherwise, or where a planned run diverged, failed or is missing, or "
     "where there is a chance level and neither arm's own interval lies above it, or where fewer "
     "than six pairs all differ by the same, which has no interval. Where seeds were added to a "
-    "result, the interval is that of the level which is left after so many looks. That two are "
-    "similar does not hold if the interval excludes 0, and is never shown by one that "
-    "includes it. A counted number equals the paper's if both are the same in the digits that the "
-    "paper prints; that is said at the paper's sizes alone."
+    "result, the interval is that of the level which is left after so many looks. Where a study "
+    "has several claims, p-values are adjusted for them by Holm's method, and a claim with one "
+    "from 0.05 on cannot be said. That two are similar does not hold if the interval excludes 0, "
+    "and is never shown by one that includes it. A counted number equals the paper's if both are "
+    "the same in the digits that the paper prints; that is said at the paper's sizes alone."
 )
 """How verdicts are reached."""
 
@@ -129,8 +130,10 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
 class RankCorrelation:
     """Spearman's correlation of the ranks of the same arms on two boards.
 
-    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself. It is None
-    where arms all tie in more than one draw of 100, which then has no correlation.
+    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself. A draw has
+    the noise of seeds twice, so that it leans to 0: an upper end below 1 does not show that two
+    boards rank otherwise. It is None where arms all tie in more than one draw of 100, which then
+    has no correlation.
     """
 
     boards: tuple[str, str]
@@ -220,10 +223,10 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
     adjusted = iter(holm([each.p for each in judged if each.p is not None], looks))
     for place, each in enumerate(judged):
         if each.p is not None:
-            p, reason = next(adjusted), each.reason
-            if p >= 0.05 and each.verdict != UNSAID:
-                reason = f"{reason}; within noise among so many claims (Holm)"
-            judged[place] = replace(each, p=p, reason=reason)
+            judged[place] = each = replace(each, p=next(adjusted))
+            if each.p is not None and each.p >= 0.05 and each.verdict != UNSAID:
+                reason = f"within noise among so many claims: p {each.p:.3f}"
+                judged[place] = replace(each, verdict=UNSAID, reason=reason)
     return judged
 
 

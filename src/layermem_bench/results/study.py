@@ -95,6 +95,8 @@ class MeasuredSteps:
     rounds: int
     seconds: Mapping[str, float]
     ratios: Mapping[str, float]
+    arms: Mapping[str, str] = field(default_factory=dict)
+    """Arm to a digest of the run whose steps were timed; arms of earlier versions have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,8 @@ class MeasuredMemory:
     base: str
     peaks: Mapping[str, int | None]
     """Arm to the peak bytes; None: the system does not report a peak."""
+    arms: Mapping[str, str] = field(default_factory=dict)
+    """As of ``MeasuredSteps``."""
 
 
 @dataclass(frozen=True, kw_only=True)

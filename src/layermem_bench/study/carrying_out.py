@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem.models.files import write_atomically
+from layermem_bench.efficiency.measuring import describe_machine
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
@@ -20,7 +21,7 @@ from layermem_bench.study.launchers.launcher import Launcher
 from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
-from layermem_bench.study.steps import MEMORY, STEPS, measured_memory, measured_steps
+from layermem_bench.study.steps import MEMORY, STEPS, device, measured_memory, measured_steps
 
 logger = logging.getLogger(__name__)
 RESULT = "study.json"
@@ -55,6 +56,7 @@ def carry_out(
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
     where they are the same. ``launcher``: None: processes here, ``jobs`` at once.
     """
+    is_elsewhere = launcher is not None
     launcher = launcher or LocalProcesses(jobs)
     recorded, file = RecordedRuns(out, runs), result_folder(study, out) / RESULT
     check_conditions(study)
@@ -67,7 +69,7 @@ def carry_out(
             if board.prepare is not None:
                 board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
-            measured[board.name] = _measure(study, board, out)
+            measured[board.name] = _measure(study, board, out, is_elsewhere)
             attempts |= planning.trials(board)
         if failure := train_planned(attempts, recorded, launcher):
             # The choice would be without a learning rate by accident.
@@ -97,11 +99,18 @@ def check_conditions(study: Study) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def _measure(study: Study, board: Board, out: Path) -> Measured:
+def _measure(study: Study, board: Board, out: Path, is_elsewhere: bool) -> Measured:
     if "time" not in study.conditions:
         return None, None
     arms = {arm.name: arm.change(board.base) for arm in board.arms}
     folder = out / board.name
+    if is_elsewhere and not (folder / STEPS).exists():
+        logger.warning(
+            "steps of %s are timed on this machine (%s), and their ratios set the lengths of runs "
+            "that are trained elsewhere: where those machines are of another kind (a GPU), begin "
+            "the study on one of them, or leave time out of --conditions",
+            *(board.name, describe_machine(device())),
+        )
     steps = measured_steps(folder / STEPS, board.base, arms, folder / "time")
     return steps, measured_memory(folder / MEMORY, board.base, arms)
 

@@ -90,6 +90,14 @@ class Board:
             raise ValueError("--trials tries learning rates alone: leave --decays out")
         if any(len(self.rates_of(arm)) < 2 for arm in self.arms):
             raise ValueError("--trials needs the lowest and the highest of --rates to try")
+        ranges = {"--rates": self.rates, "--own-rates": self.own_rates}
+        count = self.trials or 0
+        for option, rates in ranges.items() if count > 1 else ():
+            if rates and len(set(spaced_rates(min(rates), max(rates), count))) < count:
+                raise ValueError(
+                    f"--trials {count} between {min(rates):g} and {max(rates):g} has equal "
+                    f"rates after rounding to two digits: fewer --trials, or wider {option}"
+                )
         if self.base.optim.router_lr is not None:
             raise ValueError("--trials tries rates of its own: leave --optim.router-lr out")
 
@@ -102,6 +110,12 @@ class Board:
         """Return what arms are ranked by."""
         of_records = self.base.records.source is not None
         return RIGHT_ANSWERS if self.base.task.name or of_records else LOSS
+
+
+def spaced_rates(low: float, high: float, count: int) -> list[float]:
+    """Return rates of two digits from the lowest to the highest, with equal ratios."""
+    ratio = (high / low) ** (1 / (count - 1))
+    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)

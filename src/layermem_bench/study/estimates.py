@@ -100,11 +100,13 @@ def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
                 # Without measured times, the runs of all arms but the first are not known yet.
                 unmeasured = condition == "time" and measured is None
                 for name, each in planning.at_condition(condition, runs, board, measured).items():
-                    if known and not (unmeasured and each.arm != board.arms[0].name):
+                    is_unmeasured = unmeasured and each.arm != board.arms[0].name
+                    if known and not is_unmeasured:
                         planned[name] = each, _state(name, each.run, recorded)
                     else:
-                        state = _unknown(name, recorded.out / name)
-                        planned[f"{name} ({condition})"] = each, state
+                        # A run that a condition does not change is one with that at equal tokens.
+                        key = f"{name} ({condition})" if is_unmeasured else name
+                        planned[key] = each, _unknown(name, recorded.out / name)
     return planned
 
 

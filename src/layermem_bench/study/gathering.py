@@ -76,7 +76,7 @@ def gather(
         title=study.title,
         seeds=study.seeds,
         boards=tuple(boards),
-        metrics={**metrics_of(runs), **_metrics_of_rows(study, observed)},
+        metrics=_with_rows(metrics_of(runs), study, observed),
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
         pictures=tuple(each for each in seen if isinstance(each, Picture)),
@@ -196,15 +196,26 @@ def metrics_of(runs: Sequence[RunRecord]) -> dict[str, Metric]:
     return metrics
 
 
-def _metrics_of_rows(study: Study, observed: Iterable[Observed]) -> dict[str, Metric]:
-    """Return the metrics of computed rows, and of those that the paper alone has numbers of."""
-    metrics = {number.quantity: Metric(is_share=number.is_share) for number in study.papers}
+def _with_rows(
+    metrics: Mapping[str, Metric], study: Study, observed: Iterable[Observed]
+) -> dict[str, Metric]:
+    """Return the metrics of runs, of computed rows, and of what the paper alone has numbers of.
+
+    What is computed of runs under a metric's name is better in the same direction.
+    """
+    metrics = dict(metrics)
+    for number in study.papers:
+        metrics.setdefault(number.quantity, Metric(is_share=number.is_share))
     for claim in study.claims:
         metrics.setdefault(claim.quantity, Metric())
     for each in observed:
-        known = metrics.get(each.quantity, Metric()).chance
-        chance = max(filter(None, (known, each.chance)), default=None)
-        metrics[each.quantity] = Metric(is_share=each.is_share, chance=chance, counted=each.counted)
+        known = metrics.get(each.quantity, Metric())
+        metrics[each.quantity] = replace(
+            known,
+            is_share=each.is_share,
+            chance=max(filter(None, (known.chance, each.chance)), default=None),
+            counted=each.counted,
+        )
     return metrics
 
 

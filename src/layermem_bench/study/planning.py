@@ -23,7 +23,7 @@ from layermem_bench.results.study import (
     MeasuredSteps,
     TriedRates,
 )
-from layermem_bench.study.definition import CHOOSING_SEED, Arm, Board
+from layermem_bench.study.definition import CHOOSING_SEED, Arm, Board, spaced_rates
 from layermem_bench.study.records import (
     RecordedRuns,
     check_comparable,
@@ -117,21 +117,15 @@ def candidates(board: Board, arm: Arm) -> list[Tried]:
     rates = board.rates_of(arm)
     if board.trials is None or not rates:
         return [Tried(rate, decay) for rate in rates for decay in board.decays or (None,)]
-    spaced = _spaced(min(rates), max(rates), board.trials)
+    spaced = spaced_rates(min(rates), max(rates), board.trials)
     if not arm.has_own_rate:
         return [Tried(rate) for rate in spaced]
-    own_rates = _spaced(*board.own_rates, board.trials)
+    own_rates = spaced_rates(*board.own_rates, board.trials)
     # Multiples of the golden ratio spread evenly over the unit interval, and neither rate says
     # anything about the other.
     places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
     ranks = [sorted(places).index(place) for place in places]
     return [Tried(rate, own_rate=own_rates[rank]) for rate, rank in zip(spaced, ranks, strict=True)]
-
-
-def _spaced(low: float, high: float, count: int) -> list[float]:
-    """Return rates of two digits from the lowest to the highest, with equal ratios."""
-    ratio = (high / low) ** (1 / (count - 1))
-    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
 
 
 def counting_runs(

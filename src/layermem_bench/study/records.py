@@ -276,7 +276,8 @@ def _validation_rows(folder: RunFolder) -> list[dict[str, Any]]:
             )
         if loss < 0:
             raise ValueError(f"{folder.metrics}: a val_loss cannot be negative, got {loss}{mend}")
-        if step < before or (step == before and loss != last):
+        is_last = loss == last or (math.isnan(loss) and math.isnan(last))
+        if step < before or (step == before and not is_last):
             raise ValueError(
                 f"{folder.metrics}: step {step} comes after step {before}, so the rows are of more "
                 "than one run"
@@ -314,10 +315,11 @@ class RecordedRuns:
             for folder in _run_folders(root):
                 try:
                     run = recorded_run(folder)
+                    has_ended = folder.final.exists() or folder.divergence(run.id) is not None
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     logger.warning("%s is left out: %s", folder.path, error)
                     continue
-                if folder.final.exists() or folder.diverged.exists():
+                if has_ended:
                     self._ended.setdefault(run.id, folder)
 
     def folder_of(self, name: str, run: Run) -> RunFolder:

@@ -6,7 +6,7 @@ Measured times stay, as numbers of steps follow from them; memory of other sizes
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,7 @@ def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -
     """
     shape = shape_of(base)
     if file.exists():
-        steps = _read_steps(file, base, tuple(arms), runs)
+        steps = _read_steps(file, base, arms, runs)
     else:
         machine = describe_machine(shape.device)
         steps = MeasuredSteps(
@@ -103,10 +103,13 @@ def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -
     times = time_steps(timed, shape, _ROUNDS)
     for arm in missing:
         ratio = median(a / b for a, b in zip(times[arm], times[first], strict=True))
+        # Of an arm that joined later, in the seconds of the first measurement.
+        seconds = ratio * steps.seconds[first] if first not in missing else median(times[arm])
         steps = replace(
             steps,
-            seconds={**steps.seconds, arm: median(times[arm])},
+            seconds={**steps.seconds, arm: seconds},
             ratios={**steps.ratios, arm: ratio},
+            arms={**steps.arms, arm: base_of_step(arms[arm])},
         )
     write_atomically(file, to_json(steps))
     return steps
@@ -125,7 +128,7 @@ def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, 
 
 def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredMemory:
     """Return the peak of a step of each arm: as in ``file``, else measured and written there."""
-    shape = shape_of(base)
+    shape, digests = shape_of(base), {arm: base_of_step(run) for arm, run in arms.items()}
     memory = MeasuredMemory(
         machine=describe_machine(shape.device), base=base_of_step(base), peaks={}
     )
@@ -135,14 +138,19 @@ def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredM
         except ValueError as error:
             raise ValueError(f"{error}; delete it: it is measured again") from error
         if (known.machine, known.base) == (memory.machine, memory.base):
-            memory = known
+            same = [arm for arm in known.peaks if known.arms.get(arm) in (None, digests.get(arm))]
+            memory = replace(known, peaks={arm: known.peaks[arm] for arm in same})
     missing = [arm for arm in arms if arm not in memory.peaks]
     # The models whose steps were timed.
     release_memory(shape.device)
     for number, arm in enumerate(missing):
         logger.info("measuring the memory of a step, arm %d of %d", number + 1, len(missing))
         peak = measure_peak_of(partial(make_step, arms[arm]), shape)
-        memory = replace(memory, peaks={**memory.peaks, arm: peak})
+        memory = replace(
+            memory,
+            peaks={**memory.peaks, arm: peak},
+            arms={**memory.arms, arm: digests[arm]},
+        )
         write_atomically(file, to_json(memory))
     return memory
 
@@ -155,7 +163,7 @@ def base_of_step(base: Run) -> str:
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
 
 
-def _read_steps(file: Path, base: Run, arms: Sequence[str], runs: Path) -> MeasuredSteps:
+def _read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
     """Return what was measured; refuse what does not compare with a measurement of today."""
     again = f"delete it, and {runs} with it, whose runs have the lengths that followed from it"
     try:
@@ -164,8 +172,10 @@ def _read_steps(file: Path, base: Run, arms: Sequence[str], runs: Path) -> Measu
         raise ValueError(f"{error}; {again}: it is measured again") from error
     wanted = {
         "model, data or sizes": (steps.base, base_of_step(base)),
-        "first arm": (next(iter(steps.ratios), ""), arms[0]),
+        "first arm": (next(iter(steps.ratios), ""), next(iter(arms))),
     }
+    for arm in arms.keys() & steps.arms.keys():
+        wanted[f"arm of the name {arm}"] = (steps.arms[arm], base_of_step(arms[arm]))
     if set(arms) - set(steps.ratios):
         wanted["machine"] = (steps.machine, describe_machine(device()))
     for what, (there, here) in wanted.items():
