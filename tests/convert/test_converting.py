@@ -324,8 +324,10 @@ def test_layers_come_to_borrow_and_it_is_said_how_well(llama, text, tmp_path, id
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["--storage", "half"], "wants a --text"),
-        (["--text", "TEXT"], "wants a --text"),
+        (["--storage", "half"], "needs --text FILE"),
+        (["--text", "TEXT"], "is for layers that store nothing"),
+        (["--method", "heads"], "--method heads is for layers that store nothing"),
+        (["--tokens", "5"], "--tokens 5 is for layers that store nothing"),
         (["--storage", "half", "--text", "TEXT", "--variant", "mudd"], "leave it out"),
         (["--storage", "third", "--text", "TEXT"], "got 'third'"),
         (["--storage", "1,2", "--text", "TEXT"], "begins with 0"),

@@ -321,6 +321,10 @@ def test_built_on_meta_and_filled_later(entry, model, ids):
     )
     assert not info["missing_keys"]
     assert torch.equal(loaded.eval()(ids).logits, model(ids).logits)
+    # What no checkpoint has is computed anew.
+    empty = empty.to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty.eval()(ids).logits, model(ids).logits)
 
 
 def test_half_precision_and_autocast(entry, model, ids, tmp_path):

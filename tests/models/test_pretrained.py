@@ -1,6 +1,7 @@
 """Loading: LLaMA checkpoints, the saved stub, and what is refused rather than left at random."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import (
     logging,
 )
 
+import layermem
 from layermem import (
     LimeConfig,
     LimeForCausalLM,
@@ -27,6 +29,7 @@ from layermem import (
     PlainConfig,
     PlainForCausalLM,
 )
+from layermem.models.registry import lookup
 from layermem.variants.lime import LimeForSequenceClassification
 
 
@@ -191,7 +194,7 @@ def test_the_error_says_whose_model_a_folder_holds(family, tmp_path):
             cls.from_llama(tmp_path)
 
 
-@pytest.mark.parametrize("cls", [LimeForCausalLM, LimeModel, PlainForCausalLM])
+@pytest.mark.parametrize("cls", [LimeForCausalLM, LimeModel])
 def test_weights_under_other_names_are_shown(cls, saved, ids):
     def rename(weights):
         for name in list(weights):
@@ -252,8 +255,26 @@ def test_a_missing_weight_is_refused(saved):
 
 
 def test_a_lime_checkpoint_is_no_plain_one(saved):
-    with pytest.raises(ValueError, match="3 weights that a PlainForCausalLM"):
+    with pytest.raises(ValueError, match="of the variant 'lime', and PlainForCausalLM would"):
         PlainForCausalLM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("of", "loaded_by"),
+    [("value_residual", "plain"), ("plain", "depth_attention"), ("lime+mudd", "mudd")],
+)
+def test_variants_whose_weights_have_the_same_names_are_not_exchanged(of, loaded_by, tmp_path):
+    fields = {"router": "average"} if "lime" in of else {}
+    layermem.build(of, **TINY, **fields).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"of the variant '{re.escape(of)}'"):
+        lookup(loaded_by).causal_lm.from_pretrained(tmp_path)
+
+
+def test_an_offloaded_llama_is_refused():
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(LlamaConfig(**TINY))
+    with pytest.raises(ValueError, match="are offloaded: pass the folder"):
+        PlainForCausalLM.from_llama(llama)
 
 
 @pytest.mark.parametrize(

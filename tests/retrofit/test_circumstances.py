@@ -401,6 +401,31 @@ def test_quantised_projections(tmp_path):
     save_routers(model, tmp_path)
 
 
+def test_routers_of_a_base_in_16_bits_learn():
+    """In 16 bits a step of 1e-3 on a weight of 1 is rounded away."""
+    model, ids = attach(make_host("llama").bfloat16()), make_ids()
+    trainable(model, "routers")
+    before = [p.detach().clone() for p in router_parameters(model)]
+    optimizer = torch.optim.AdamW(router_parameters(model), lr=1e-3, weight_decay=0.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    for old, new in zip(before, router_parameters(model), strict=True):
+        assert new.dtype == torch.float32 and (old != new).all()
+
+
+def test_routers_of_a_base_in_8_bits_are_not():
+    model = make_host("llama")
+    attention = model.model.layers[0].self_attn
+    packed = attention.q_proj.weight.data.to(torch.float8_e4m3fn)
+    attention.q_proj.weight = nn.Parameter(packed, requires_grad=False)
+    attach(model)
+    assert {p.dtype for p in router_parameters(model)} == {torch.float32}
+    trainable(model, "all")
+    assert not attention.q_proj.weight.requires_grad
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_and_autocast_are_close(dtype):
     model, ids = make_attached("llama"), make_ids()

@@ -89,7 +89,10 @@ def test_any_precision_and_shards(whole, dtype, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     again = hf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-    assert {p.dtype for p in again.parameters()} == {dtype}
+    dtypes = {True: {torch.float32}, False: {dtype}}
+    routers = {id(p) for p in router_parameters(again)}
+    for of_router, expected in dtypes.items():
+        assert {p.dtype for p in again.parameters() if (id(p) in routers) == of_router} == expected
     expected = logits_of(load_attached(tmp_path, dtype=torch.float32), make_ids())
     got = logits_of(again, make_ids()).float()
     assert (got - expected).abs().max() < 0.05 * expected.abs().max()
@@ -321,6 +324,8 @@ def test_an_adapter_that_transformers_saves(base, tmp_path):
     try:
         model.add_adapter(peft.LoraConfig(**options, init_lora_weights=False))
     except ValueError as error:
+        if "version" not in str(error):
+            raise
         pytest.skip(str(error))
     model.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(load_base(base), tmp_path)
@@ -413,9 +418,9 @@ def test_a_base_is_recognised_in_any_precision(stored, tmp_path):
         save_routers(saved, tmp_path / "routers")
         for loaded_in in PRECISIONS:
             again = load_attached(tmp_path / "routers", dtype=loaded_in)
-            assert {p.dtype for p in again.parameters()} == {loaded_in}
+            assert again.dtype == loaded_in
             for got, wanted in zip(router_parameters(again), router_parameters(saved), strict=True):
-                assert torch.equal(got, wanted.to(loaded_in))
+                assert got.dtype == torch.float32 and torch.equal(got, wanted)
             with pytest.raises(ValueError, match="whose weights are others"):
                 load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
 

@@ -484,7 +484,7 @@ def tokens_run(model, ids, **kwargs):
     """Return how many tokens each layer runs on, and the logits of the last one."""
     counts = []
     hooks = [
-        layer.register_forward_hook(lambda _, args, __: counts.append(args[0].shape[1]))
+        layer.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape[1]))
         for layer in model.model.layers
     ]
     with torch.no_grad():
@@ -518,6 +518,16 @@ def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cu
         counts, logits = tokens_run(model, ids, use_cache=True, **given)
         assert counts == [ids.shape[1]] * (6 - cut) + [1] * cut
         torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["layer", "decoder"])
+def test_a_hook_sees_all_tokens_of_a_prompt(where, ids):
+    model = make(lookup("yoco").causal_lm, lookup("yoco").config(**DEEP))
+    seen, watched = [], model.model.layers[4] if where == "layer" else model.model
+    watched.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
+    with torch.no_grad():
+        model(ids, use_cache=True, logits_to_keep=1)
+    assert seen == [ids.shape[1]]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

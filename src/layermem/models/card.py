@@ -58,8 +58,8 @@ def write_card(
     if Path(folder).is_file() or (path.exists() and not _is_ours(path)):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Tied weights are counted once.
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    # Tied weights are counted once, and those of 4 bits as what is packed.
+    parameters = model.num_parameters()
     origin = origin_of(model)
     metadata = [f"library_name: {library}", *hub_origin(origin), "tags:"]
     metadata += [f"- {tag}" for tag in tags]

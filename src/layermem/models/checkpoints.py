@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file, is_peft_available
 
+from layermem.auto_classes import PREFIX
 from layermem.models.configuration import check_dtype
 
 # The model types that from_llama takes: the plain decoder is a LLaMA.
@@ -105,8 +106,13 @@ def read_saved_config(
     """Return the checkpoint's config as a dictionary; raise if ``cls`` cannot load its model."""
     values: dict[str, Any] = PreTrainedConfig.get_config_dict(source, **location)[0]
     model_type, expected = values.get("model_type"), _config_class(cls).model_type
-    known = (None, "", expected, *LLAMA_MODEL_TYPES)
-    if model_type not in known and not str(model_type).startswith("layermem_"):
+    if str(model_type).startswith(PREFIX) and model_type != expected:
+        raise ValueError(
+            f"{source} holds a model of the variant {str(model_type).removeprefix(PREFIX)!r}, and "
+            f"{cls.__name__} would compute something else with its weights; load it with "
+            "transformers.AutoModelForCausalLM (or another Auto class)"
+        )
+    if model_type not in (None, "", expected, *LLAMA_MODEL_TYPES):
         raise ValueError(
             f"{source} holds a model of model_type {model_type!r} "
             f"({', '.join(values.get('architectures') or ['no architectures'])}); {cls.__name__} "

@@ -397,12 +397,16 @@ class Decoder(PreTrainedDecoder):
         """Return whether the last layers may run on the last token alone.
 
         They may where the state is the residual, all masks can be cut, and nobody looks at the
-        layers' outputs.
+        layers' outputs, by a hook or as outputs of the model.
         """
         looked_at = any(
             kwargs.get(name) or getattr(self.config, name, False)
             for name in ("output_hidden_states", "output_attentions")
         )
+        of_cut: list[nn.Module] = [self, self.norm]
+        for layer in self.layers[self.without_cache_from :]:
+            of_cut += layer.modules()
+        looked_at = looked_at or any(module._forward_hooks for module in of_cut)
         # Without a mask one query attends to all that there is, and a cache of a fixed length has
         # places that are empty.
         can_be_cut = isinstance(mask, Tensor) or (mask is None and not cache.is_compileable)

@@ -48,10 +48,13 @@ class RotaryEmbedding(nn.Module):
         self.rope_type = config.rope_parameters["rope_type"]
         self.max_seq_len_cached = config.max_position_embeddings
         self.original_max_seq_len = config.max_position_embeddings
-        init = ROPE_INIT_FUNCTIONS.get(self.rope_type, self.compute_default_rope_parameters)
-        inv_freq, self.attention_scaling = init(config, None)
+        inv_freq, self.attention_scaling = self._frequencies()
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    def _frequencies(self) -> tuple[Tensor, float]:
+        init = ROPE_INIT_FUNCTIONS.get(self.rope_type, self.compute_default_rope_parameters)
+        return init(self.config, None)
 
     @staticmethod
     def compute_default_rope_parameters(
@@ -66,7 +69,12 @@ class RotaryEmbedding(nn.Module):
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype and not old.is_meta:
+            if old is None or new is None:
+                continue
+            if old.is_meta and not new.is_meta:
+                # Of `to_empty`: no checkpoint has them.
+                self._buffers[name] = self._frequencies()[0].to(new.device)
+            elif new.dtype != old.dtype and not old.is_meta:
                 self._buffers[name] = old.to(new.device)
         return self
 

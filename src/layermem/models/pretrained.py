@@ -154,6 +154,11 @@ class PreTrainedDecoder(PreTrainedModel):
         _refuse_config_and_state_dict(kwargs)
         if isinstance(source, PreTrainedModel):
             _check_forward(source)
+            if any(t.is_meta for t in source.state_dict().values()):
+                raise ValueError(
+                    f"weights of this {type(source).__name__} are offloaded: pass the folder or "
+                    "the hub name that it was loaded from, or load it without device_map"
+                )
             llama, name, path = source.config, type(source).__name__, None
             # Copies: the new model must not share memory with the old one.
             kwargs["state_dict"] = {key: t.clone() for key, t in source.state_dict().items()}
@@ -329,6 +334,7 @@ def _load_with_adapter(
         if names:
             raise ValueError(
                 f"{source} {what} {len(names)} weights, such as {min(names)}; is it whole, and an "
-                f"adapter of {base[0]}?"
+                f"adapter of {base[0]}? Of a kind that transformers renames (DoRA), load the base "
+                "and pass it to peft.PeftModel.from_pretrained(model, adapter)"
             )
     return (model, info) if wants_info else model

@@ -281,7 +281,9 @@ def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
             f"the routers in {path} are for {saved.get('architecture')} {named} (revision "
             f"{base.get('revision')}), whose weights are others than those of this "
             f"{current['architecture']} {own['name'] or ''}(revision {own['revision']}); load that "
-            "base, in float32 if routers and base were rounded to two kinds of 16 bits"
+            "base, in float32 if routers and base were rounded to two kinds of 16 bits. A base "
+            "whose embeddings were resized is saved with its new rows, which are random "
+            "(save_pretrained), and one in 4 or 8 bits as a whole with its routers"
         )
 
 

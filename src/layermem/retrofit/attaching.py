@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from layermem.models.static_router import Grain
 from layermem.retrofit.attachment import (
@@ -39,6 +39,8 @@ from layermem.retrofit.proof import prove_slices
 from layermem.retrofit.saving import save_as_before, save_with_memory
 from layermem.variants.lime import Lime, LimeConfig, make_router
 
+# Classes of tensors of which each process has a part.
+_SHARDED = ("DTensor", "ShardedTensor")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -148,8 +150,7 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
         raise ValueError(f'which must be "routers" or "all", got {which!r}')
     routers = {id(parameter) for parameter in router_parameters(model)}
     for parameter in model.parameters():
-        # Quantised weights have no gradients.
-        learns = which == "all" and parameter.is_floating_point()
+        learns = which == "all" and _has_gradients(parameter)
         parameter.requires_grad_(learns or id(parameter) in routers)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -175,7 +176,8 @@ def routers_of_full_memory(model: nn.Module) -> int:
 def _refuse_distributed(model: nn.Module) -> None:
     """Raise ``ValueError`` where several processes would each have routers of their own."""
     wrapper = next((m for m in model.modules() if type(m).__name__ in _WRAPPERS), None)
-    sharded = any(type(p.data) is not torch.Tensor for p in model.parameters())
+    # Quantised weights may be tensors of another class too.
+    sharded = any(type(p.data).__name__ in _SHARDED for p in model.parameters())
     if wrapper is not None or sharded:
         kind = type(wrapper).__name__ if wrapper is not None else "sharded weights"
         raise ValueError(
@@ -272,9 +274,12 @@ def _router_config(
 
 
 def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:
-    """Return the device and dtype of a router in an attention."""
+    """Return the device and dtype of a router in an attention.
+
+    The dtype has 32 bits or more: in 16 a step of 1e-3 on a weight of 1 is rounded away.
+    """
     parameters = (*attention.parameters(), *model.parameters())
-    weights = next(p for p in parameters if p.is_floating_point())
+    weights = next(p for p in parameters if _has_gradients(p))
     device = weights.device
     if device.type == "meta":
         # accelerate brings offloaded weights to this device when the module is called.
@@ -282,4 +287,9 @@ def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:
         places = (getattr(hook, "execution_device", None) for hook in hooks)
         # A model that is built without weights has no such hooks.
         device = next((place for place in places if place is not None), device)
-    return {"device": device, "dtype": weights.dtype}
+    return {"device": device, "dtype": torch.promote_types(weights.dtype, torch.float32)}
+
+
+def _has_gradients(parameter: Tensor) -> bool:
+    """Return whether a parameter may be trained: no integer, and none of 8 bits."""
+    return parameter.is_floating_point() and parameter.element_size() > 1

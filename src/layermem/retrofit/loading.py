@@ -89,7 +89,8 @@ def load_reporting(
         if model.dtype not in (torch.float16, torch.bfloat16):
             raise
         # bfloat16 and float16 of one weight do not tell that they are of one.
-        stored = auto_class.from_pretrained(location, **{**kwargs, "dtype": torch.float32})
+        whole = {k: v for k, v in kwargs.items() if k not in ("quantization_config", "device_map")}
+        stored = auto_class.from_pretrained(location, **{**whole, "dtype": torch.float32})
         attach_as_saved(stored, read_settings(path))
         copy_routers(model, path, base=stored)
     return model, missing
