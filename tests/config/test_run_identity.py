@@ -136,3 +136,10 @@ def test_ids_are_of_this_form():
     run = Run(optim=Optim(lr=3e-3), data=Data(cache="here"))
     assert len(run.id) == 12 and int(run.id, 16) >= 0
     assert run.id == replace(run, preset="b", data=Data()).id != replace(run, seed=1).id
+
+
+def test_a_whole_number_is_what_a_config_reads():
+    """In Python 0 for 0.0, which a config has."""
+    whole, read = Run(optim=Optim(lr=1, weight_decay=0)), Run(optim=Optim(lr=1.0, weight_decay=0.0))
+    assert whole.id == read.id and not differences(whole, read)
+    assert Run(max_steps=7).id == Run(max_steps=7).id != Run(max_steps=8).id

@@ -144,6 +144,9 @@ def test_a_folder_is_read_through_links_without_hidden_files(tmp_path):
 def test_what_is_no_text_of_ours_is_refused(tmp_path, monkeypatch):
     archive, wide = tmp_path / "a.tar.gz", tmp_path / "b.txt"
     archive.write_bytes(gzip.compress(b"a.txt" + bytes(507) + b"text" + bytes(508)))
+    (tmp_path / "a.csv").write_text("id,text\n1,hello\n")
+    with pytest.raises(ValueError, match=r"a.csv is a table.*JSON lines"):
+        open_source(str(tmp_path / "a.csv"))
     with pytest.raises(ValueError, match=r"a.tar.gz is an archive; unpack it"):
         open_source(str(archive))
     wide.write_bytes("ab".encode("utf-16-le"))

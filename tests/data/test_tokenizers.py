@@ -1,5 +1,6 @@
 """Tokenizers: of bytes, of GPT-2's two files, and of a saved folder."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,17 @@ def test_gpt2_from_its_two_files():
     # Known ids of a known text.
     assert tokenizer("Hello world")["input_ids"] == [15496, 995]
     assert tokenizer.decode([15496, 995]) == "Hello world"
+
+
+def test_the_two_files_of_a_saved_tokenizer_are_what_its_config_says(tmp_path):
+    """As of a Qwen2 without tokenizer.json: another pattern, and another end token."""
+    names = {chr(number): rank for rank, number in enumerate(range(33, 127))}
+    (tmp_path / "vocab.json").write_text(json.dumps({**names, "<|im_end|>": len(names)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert load_tokenizer(str(tmp_path)).eos_token != "<|im_end|>"
+    saved = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(saved))
+    assert load_tokenizer(str(tmp_path)).eos_token == "<|im_end|>"
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path):

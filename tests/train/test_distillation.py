@@ -1,11 +1,13 @@
 """A teacher in training: the gradient, the rows, checkpoints, and what is refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_run import UNEVEN, a_run, assert_same_end, rewound
+from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -151,6 +153,15 @@ def test_a_teacher_of_other_tokens_or_without_some_weights_is_refused(tmp_path, 
     for wrong in (tmp_path / "nowhere", place / "teacher"):
         with pytest.raises(ValueError, match=r"has no tokenizer .*of a run: RUN/final"):
             train(replace(run, teacher=Teacher(model=str(wrong))), tmp_path / "wrong")
+    # The same words, found otherwise.
+    model.save_pretrained(path)
+    other = json.loads(tokenizer.backend_tokenizer.to_str())
+    other["pre_tokenizer"] = {"type": "Whitespace"}
+    loaded = load_tokenizer(teacher)
+    loaded._tokenizer = Tokenizer.from_str(json.dumps(other))
+    loaded.save_pretrained(path)
+    with pytest.raises(ValueError, match="has another tokenizer than the run"):
+        train(run, tmp_path / "run")
     tokenizer.add_tokens(["new"])
     tokenizer.save_pretrained(path)
     with pytest.raises(ValueError, match="has another tokenizer than the run"):

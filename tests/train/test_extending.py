@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -53,6 +54,22 @@ def test_an_ended_run_goes_on_as_if_it_had_more_steps_from_the_start(short, long
     # The model of eight steps is not lost.
     weights = (copied.path / "final-8" / "model.safetensors").read_bytes()
     assert weights == (ended.final / "model.safetensors").read_bytes()
+
+
+def test_what_the_shorter_run_recorded_stays_with_its_model(short, ended, copied):
+    train(replace(short, max_steps=10), copied.path, resume=True)
+    assert (copied.path / "final-8" / "metrics.jsonl").read_bytes() == ended.metrics.read_bytes()
+
+
+def test_a_run_is_left_as_it_was_where_its_text_is_another_now(tmp_path):
+    run = a_run(tmp_path, optim=STABLE, save_every=0)
+    folder = train(run, tmp_path / "run")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.path.iterdir()}
+    with Path(run.data.source).open("a", encoding="utf-8") as text:
+        text.write('{"text": "one more"}\n')
+    with pytest.raises(ValueError, match=r"go on to max_steps=12: its data are others now"):
+        train(replace(run, max_steps=12), folder.path, resume=True)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.path.iterdir()} == before
 
 
 def test_a_kill_while_a_run_is_taken_back_changes_nothing(short, longer, copied, monkeypatch):

@@ -1,5 +1,6 @@
 """`layermem train --host` from a model of transformers to its run folder, and what it refuses."""
 
+import itertools
 import json
 import re
 import sys
@@ -9,7 +10,7 @@ import torch
 from host_models import ARMS, make_host, shake_routers
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
@@ -22,7 +23,9 @@ from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import StudyResult
 from layermem_bench.train.host_models import load_host
+from layermem_bench.train.learning.text import TextLearning
 from layermem_bench.train.run_config import load_run, recorded_run
+from layermem_bench.train.sequences import order_of
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
 
@@ -301,6 +304,34 @@ def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):
     )
     with pytest.raises(SystemExit, match="needs PEFT, which is not installed: pip install peft"):
         finetuned(folder, tmp_path / "out", "--train", "lora")
+
+
+@pytest.mark.parametrize("base", ["llama", "gpt2"])
+def test_a_row_has_the_mean_over_predicted_tokens(base, folder, tmp_path):
+    """transformers counts the first token of GPT-2's sequences too, and its loss shifts labels."""
+    options = ["--memory", "none", "--train", "all", "--micro-batch", "2"]
+    ended = finetuned(folder, tmp_path / "run", *options, base=base, steps=1)
+    run = recorded_run(ended)
+    data = TextLearning(run).train_data
+    picked = itertools.islice(order_of(data, run.optim.batch_size, run.seed), run.optim.batch_size)
+    ids = torch.stack([data[index]["input_ids"] for index in picked])
+    model = AutoModelForCausalLM.from_pretrained(folder / base).eval()
+    with torch.no_grad():
+        logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+    (loss,) = (row["loss"] for row in ended.rows() if "loss" in row)
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_model_that_would_learn_to_copy_is_refused(folder, tmp_path):
+    sizes = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
+    config = BartConfig(vocab_size=257, decoder_ffn_dim=24, is_encoder_decoder=False, **sizes)
+    BartForCausalLM(config).save_pretrained(tmp_path / "bart")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "bart")
+    options = ["--train", "all", "--memory", "none", "--out", str(tmp_path / "run")]
+    asked = arguments(folder, *options, base=tmp_path / "bart")
+    with pytest.raises(SystemExit, match="loss of BartForCausalLM is that of the tokens it is"):
+        cli.main(asked)
 
 
 @pytest.mark.parametrize(

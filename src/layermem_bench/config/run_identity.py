@@ -19,6 +19,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from layermem.models.number_ranges import ranges
 from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.typed_dicts import to_dict
 
@@ -92,11 +93,20 @@ def identity(run: Any) -> dict[str, Any]:
     values = to_dict(run)
     paths = [f"{part}.{name}" for part, names in DECIDES.items() for name in names]
     paths += [path for path, decides in DECIDES_WHERE.items() if decides(run)]
-    found = {}
+    found: dict[str, Any] = {}
     for path in paths:
         part, _, name = path.partition(".")
-        found[path.lstrip(".")] = values[part][name] if part else values[name]
+        owner, value = getattr(run, part) if part else run, (values[part] if part else values)[name]
+        # A whole number is read from a config as it is written there, as 0.0 and not as 0.
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        found[path.lstrip(".")] = float(value) if is_whole and name in _floats(owner) else value
     return found | {path: parse_options(found[path]) for path in _OPTIONS}
+
+
+def _floats(owner: Any) -> set[str]:
+    """Return the names of a dataclass's fields that need not be whole numbers."""
+    kind: Any = type(owner)
+    return {name for name, _, is_whole in ranges(kind) if not is_whole}
 
 
 def run_id(run: Any) -> str:

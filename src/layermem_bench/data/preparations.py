@@ -210,7 +210,8 @@ def _check_splits(plan: Plan, meta: dict[str, Any]) -> None:
         if not meta[split]["documents"]:
             raise ValueError(
                 f"none of the {train + valid} documents of {plan.source} are in the split {split}; "
-                "give data.validation a source of its own, or change data.validation_share"
+                "give data.validation a source of its own, divide the text into more documents (a "
+                "file or a JSON line for each), or change data.validation_share"
             )
 
 

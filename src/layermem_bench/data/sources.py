@@ -223,6 +223,11 @@ def open_path(path: Path, text_field: str) -> LocalFiles | None:
         return None
     if path.is_file() and kind_of(path) == ".tar":
         raise ValueError(f"{path} is an archive; unpack it, and name the folder")
+    if path.is_file() and kind_of(path) in (".csv", ".tsv"):
+        raise ValueError(
+            f"{path} is a table, whose cells are no text of their own: write its texts as JSON "
+            "lines (.jsonl) or Parquet, with --data.text-field"
+        )
     paths = sorted(find_files(path)) if path.is_dir() else [path]
     if not paths:
         raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_SUFFIXES)}")

@@ -45,7 +45,9 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
     path = Path(name).expanduser()
     vocabulary, merges = path / "vocab.json", path / "merges.txt"
-    if vocabulary.is_file() and merges.is_file() and not (path / "tokenizer.json").exists():
+    # What a saved tokenizer makes of these two files, its other files say.
+    saved = any((path / f"tokenizer{kind}.json").exists() for kind in ("", "_config"))
+    if vocabulary.is_file() and merges.is_file() and not saved:
         return _fast_tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~"))):
         raise FileNotFoundError(

@@ -167,11 +167,13 @@ def load_unlogged_loss(checkpoint: Path) -> tuple[float, int]:
     return saved["loss"], saved["last_logged"]
 
 
-def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, Any]:
-    """Return the fields of a run, and digests of what it reads."""
+def describe_origin(
+    run: Run, data: Mapping[str, SequenceDataset], precision: str
+) -> dict[str, Any]:
+    """Return the fields of a run, digests of what it reads, and what products are computed in."""
     digests = {name: sequences_digest(split) for name, split in data.items()}
     weights = weights_digest(run.model.pretrained or run.host.model)
-    origin = {"run": to_dict(run), "data": digests, "weights": weights}
+    origin = {"run": to_dict(run), "data": digests, "weights": weights, "precision": precision}
     return origin | {"teacher": weights_digest(run.teacher.model)}
 
 
@@ -215,6 +217,13 @@ def _check_run_and_data(
         raise ValueError(
             f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "
             "or begin again in another --out"
+        )
+    # Checkpoints of earlier versions do not say it.
+    if (written := recorded.get("precision", origin["precision"])) != origin["precision"]:
+        raise ValueError(
+            f"{checkpoint} was trained in {written}, and here compute.precision="
+            f"{origin['run']['compute']['precision']} is {origin['precision']}: add "
+            f"--compute.precision {written}"
         )
     if recorded.get("teacher") != origin["teacher"]:
         raise ValueError(

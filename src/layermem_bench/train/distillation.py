@@ -7,6 +7,7 @@ Hinton et al., 2015 (arXiv 1503.02531), at temperature 1: the loss of both is in
 teacher is read with the same inputs, computes no gradients, and is no part of what is saved.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,13 +28,13 @@ class Distillation:
         self.weight, self.means = config.weight, LoggedMeans("teacher", "teacher_divergence")
         name = str(config.model)
         try:
-            theirs = load_tokenizer(name).get_vocab()
+            theirs = load_tokenizer(name)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"teacher.model={name} has no tokenizer ({str(error).splitlines()[0]}): name the "
                 "folder of a saved model (of a run: RUN/final) that has the run's"
             ) from error
-        if theirs != tokenizer.get_vocab():
+        if _splitting(theirs) != _splitting(tokenizer):
             raise ValueError(
                 f"teacher.model={name} has another tokenizer than the run, so that its predictions "
                 "are of other tokens: name a teacher with the run's tokenizer"
@@ -69,3 +70,10 @@ class Distillation:
         divergence = nn.functional.kl_div(ours, theirs, reduction="sum", log_target=True)
         self.means.add(divergence, weight=int(labelled.sum()))
         return (1 - self.weight) * loss + self.weight * share * divergence
+
+
+def _splitting(tokenizer: Any) -> list[Any]:
+    """Return what decides into which tokens a text is split: the words, and how they are found."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    steps = (backend.get(part) for part in ("normalizer", "pre_tokenizer", "model"))
+    return [tokenizer.get_vocab(), *steps]

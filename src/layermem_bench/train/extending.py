@@ -27,7 +27,7 @@ def last_stable_step(run: Run) -> int:
 
 def rewind(folder: RunFolder, before: Run, now: Run) -> None:
     """Take a run back to its newest checkpoint from before the decay; its final model stays under
-    another name. Raise if there is no such checkpoint."""
+    another name, with its rows and results. Raise if there is no such checkpoint."""
     stable = last_stable_step(before)
     steps = [step_of(path) for path in folder.complete_checkpoints()]
     usable = [step for step in steps if step <= stable]
@@ -40,10 +40,13 @@ def rewind(folder: RunFolder, before: Run, now: Run) -> None:
     logger.info("going on to %d steps, from step %d", now.max_steps, max(usable))
     for step in set(steps) - set(usable):
         folder.delete_checkpoint(step)
-    for path in (folder.result, folder.attempts, folder.predictions, folder.diverged):
-        path.unlink(missing_ok=True)
+    folder.diverged.unlink(missing_ok=True)
     if folder.final.exists():
         kept = folder.path / f"final-{before.max_steps}"
         shutil.rmtree(kept, ignore_errors=True)
         os.replace(folder.final, kept)
+        shutil.copy(folder.metrics, kept)
+        for path in (folder.result, folder.attempts, folder.predictions):
+            if path.exists():
+                os.replace(path, kept / path.name)
         logger.info("the final model of %d steps is %s now", before.max_steps, kept)

@@ -60,8 +60,24 @@ def load_host(run: Run) -> Any:
         if host.memory != "none":
             attach(model, **_asked(host))
     loading.check_causal(model)
+    _check_loss(model)
     _choose_trained(model, host)
     return model
+
+
+@torch.no_grad()
+def _check_loss(model: Any) -> None:
+    """Raise if a model's own loss is that of the tokens it is given, not of those that follow."""
+    ids = torch.arange(7, device=model.device)[None] % model.config.get_text_config().vocab_size
+    was_training = model.training
+    out = model.eval()(input_ids=ids, labels=ids)
+    model.train(was_training)
+    copied = nn.functional.cross_entropy(out.logits[0].float(), ids[0])
+    if torch.isclose(out.loss.float(), copied, rtol=1e-4, atol=0):
+        raise ValueError(
+            f"the loss of {type(model).__name__} is that of the tokens it is given: trained by it, "
+            "a model learns to copy its input. Name a decoder whose loss is of the next token"
+        )
 
 
 def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:

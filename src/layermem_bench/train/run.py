@@ -19,7 +19,8 @@ from layermem_bench.analysis.earlier_stages import (
     write_lineage,
 )
 from layermem_bench.config.run import Run
-from layermem_bench.results.run_folder import RunFolder, temporary_folder
+from layermem_bench.results.run_folder import RunFolder, read_config, recorded_run, temporary_folder
+from layermem_bench.train.extending import extends
 from layermem_bench.train.host_models import merge_lora
 from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_learning
 from layermem_bench.train.model_card import write_model_card
@@ -65,6 +66,8 @@ def train(
     with folder.locked() if is_first else nullcontext():
         with wait_for_all():
             if is_first:
+                if resume:
+                    _check_extension(run, folder, evaluate)
                 claim_folder(folder, run, resume=resume)
         # Only now: a run that is extended has a final model until the folder is claimed.
         with wait_for_all():
@@ -75,6 +78,24 @@ def train(
         else:
             _train(run, folder, *prepared, folder.latest_checkpoint() if resume else None)
     return folder
+
+
+def _check_extension(run: Run, folder: RunFolder, evaluate: Evaluate | None) -> None:
+    """Raise where a run that is to have more steps would go on with other data or weights: before
+    the run is taken back to the steps before its learning rates fell."""
+    if not folder.config.exists() or not extends(recorded_run(folder), run):
+        return
+    about, learning = read_config(folder.config)[1], prepare_learning(run, evaluate)
+    now = {
+        "data": data_digest(learning.train_data, learning.validation_data),
+        "weights": weights_digest(run.model.pretrained or run.host.model),
+        "teacher": weights_digest(run.teacher.model),
+    }
+    if others := [name for name in now if about.get(name) not in (None, now[name])]:
+        raise ValueError(
+            f"{folder.path} cannot go on to max_steps={run.max_steps}: its {' and '.join(others)} "
+            "are others now. Put back what they were, or begin again in another --out"
+        )
 
 
 def _prepare(

@@ -82,7 +82,8 @@ class Trainer(transformers.Trainer):
         self.learning_rates: dict[str, float] = {}
         self._resumed_from: Path | None = None
         splits = {"training": train_data, "validation": validation_data}
-        self._origin = checkpoints.describe_origin(run, splits)
+        precision = "bfloat16" if args.bf16 else "float32"
+        self._origin = checkpoints.describe_origin(run, splits, precision)
         self._penalty: SeqVCR | None = None
         self._teacher: Distillation | None = None
         # Of a step whose loss has more terms.
@@ -185,6 +186,17 @@ class Trainer(transformers.Trainer):
         self, epoch_iterator: Any, *args: Any, **kwargs: Any
     ) -> tuple[list[Any], Any]:
         return super().get_batch_samples(self.watchdog.over(epoch_iterator), *args, **kwargs)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Return how many tokens a step predicts.
+
+        transformers counts the first token of a sequence too, which nothing predicts, in releases
+        and for classes that it does not know to shift labels.
+        """
+        self._loss_shifts_labels = False
+        if self.learning.step_loss is None:
+            batch_samples = [{"labels": batch["labels"][..., 1:]} for batch in batch_samples]
+        return super()._get_num_items_in_batch(batch_samples, device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
