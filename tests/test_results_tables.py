@@ -136,7 +136,7 @@ def test_the_table_of_claims_says_what_came_of_each(script, tmp_path):
 
 
 def test_verdicts_are_counted_by_artefact(script, tmp_path):
-    # With 3 seeds of the 5 that its scale has; alone p would be 0.03.
+    # With 3 seeds of the 5 that its scale has; alone p would be 0.03, and of two claims is 0.06.
     write(tmp_path / "table7-tiny.json", an_artefact("table7", FAIR, NOISE))
     write(tmp_path / "fig6-small.json", an_artefact("fig6", SURE, SURE, scale="small"))
     # Of two scales the larger counts.
@@ -145,9 +145,9 @@ def test_verdicts_are_counted_by_artefact(script, tmp_path):
     rows = {row[0]: row[1:] for row in script.verdicts(tmp_path)}
     assert rows["about"] == ["holds", "does not hold", "cannot be said at this scale"]
     assert rows["quality"] == [
-        "**3** (2 after adjustment): `fig6`, `table7` (1 of 2; 3 seeds)",
+        "**2**: `fig6`",
         "0",
-        "**1**: `table7` (1 of 2; 3 seeds)",
+        "**2**: `table7` (3 seeds)",
     ]
     assert rows["price"] == ["0", "0", "0"]
     assert sorted(name for of_kind in script.KINDS.values() for name in of_kind) == sorted(names())
