@@ -323,6 +323,15 @@ def test_a_row_has_the_mean_over_predicted_tokens(base, folder, tmp_path):
     assert loss == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_problems_longer_than_a_models_positions_are_refused(folder, tmp_path):
+    make_host("gpt2", vocab_size=257, max_position_embeddings=16).save_pretrained(tmp_path / "short")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "short")
+    task = ["--task", "arithmetic", "--examples", "40", "--out", str(tmp_path / "run")]
+    asked = ["train", "--host", str(tmp_path / "short"), *task, "--max-steps", "2"]
+    with pytest.raises(SystemExit, match="arithmetic has .* tokens, and the model reads 16"):
+        cli.main(asked)
+
+
 def test_a_model_that_would_learn_to_copy_is_refused(folder, tmp_path):
     sizes = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
     config = BartConfig(vocab_size=257, decoder_ffn_dim=24, is_encoder_decoder=False, **sizes)

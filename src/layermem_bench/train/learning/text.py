@@ -129,7 +129,17 @@ class ProblemLearning:
         self.save = self._save if evaluate else None
 
     def load_model(self) -> Any:
-        return build_model(self.run, self.tokenizer)
+        model = build_model(self.run, self.tokenizer)
+        items = (*self.train_data.items, *self.validation_data.items)
+        longest = max(len(item["input_ids"]) for item in items)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if isinstance(positions, int) and longest > positions:
+            raise ValueError(
+                f"a problem of the task {self.run.task.name} has {longest} tokens, and the model "
+                f"reads {positions} (max_position_embeddings): choose --task.options with shorter "
+                "problems, or another model"
+            )
+        return model
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         row = validation_row(loss)
@@ -154,9 +164,11 @@ class ProblemLearning:
                 "right by chance": f"{result.chance:.1%}",
             }
         options = f" ({' '.join(task.options)})" if task.options else ""
+        # A file of records may have fewer than were asked for.
+        examples = len(self.train_data) - task.repeated * (task.repeats - 1)
         return Learnt(
             task="text-generation",
-            data=f"{task.examples:,} problems of the task {task.name}, seed {task.seed}{options}",
+            data=f"{examples:,} problems of the task {task.name}, seed {task.seed}{options}",
             unit="token",
             results=results,
             usage=_usage(self.run, prompt),
