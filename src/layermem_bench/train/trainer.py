@@ -195,7 +195,8 @@ class Trainer(transformers.Trainer):
         """
         self._loss_shifts_labels = False
         if self.learning.step_loss is None:
-            batch_samples = [{"labels": batch["labels"][..., 1:]} for batch in batch_samples]
+            labels = [batch["labels"] for batch in batch_samples if "labels" in batch]
+            batch_samples = [{"labels": of_batch[..., 1:]} for of_batch in labels]
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
