@@ -324,7 +324,8 @@ def test_a_row_has_the_mean_over_predicted_tokens(base, folder, tmp_path):
 
 
 def test_problems_longer_than_a_models_positions_are_refused(folder, tmp_path):
-    make_host("gpt2", vocab_size=257, max_position_embeddings=16).save_pretrained(tmp_path / "short")
+    short = make_host("gpt2", vocab_size=257, max_position_embeddings=16)
+    short.save_pretrained(tmp_path / "short")
     load_tokenizer("bytes").save_pretrained(tmp_path / "short")
     task = ["--task", "arithmetic", "--examples", "40", "--out", str(tmp_path / "run")]
     asked = ["train", "--host", str(tmp_path / "short"), *task, "--max-steps", "2"]

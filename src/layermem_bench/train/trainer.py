@@ -190,8 +190,8 @@ class Trainer(transformers.Trainer):
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Return how many tokens a step predicts.
 
-        transformers counts the first token of a sequence too, which nothing predicts, in releases
-        and for classes that it does not know to shift labels.
+        transformers counts the first token of a sequence too, which nothing predicts, for classes
+        that it does not know to shift labels, as GPT-2's.
         """
         self._loss_shifts_labels = False
         if self.learning.step_loss is None:
