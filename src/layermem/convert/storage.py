@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from layermem.models.decoder import Attention, DecoderLayer, Handed
+from layermem.models.decoder import Attention, DecoderLayer, Handed, run_layer
 from layermem.models.keywords import create_mask
 from layermem.models.lent_heads import LentHeads
 from layermem.models.registry import check_names, lookup
@@ -221,7 +221,7 @@ class _Walk:
         self.decoder = model.model
         self.layers = cast("Sequence[DecoderLayer]", self.decoder.layers)
         self.states = [self.decoder.embed_tokens(ids) for ids in texts]
-        self._handed: list[dict[Handed, tuple[Tensor, Tensor]]] = [{} for _ in self.states]
+        self._handed: list[dict[Handed, Slot]] = [{} for _ in self.states]
 
     def slots(self, i: int) -> list[Slot]:
         """Return the keys and values [tokens, G, E] that layer ``i``, the next one, projects."""
@@ -244,16 +244,12 @@ class _Walk:
         layer = self.layers[i]
         for text, (x, handed) in enumerate(zip(self.states, self._handed, strict=True)):
             positions = torch.arange(x.shape[1], device=x.device)[None]
-            read = (tensor for name in layer.reads() for tensor in handed[name])
-            self.states[text], *new = layer(
-                x,
-                *read,
-                attention_mask=create_mask(self.decoder.config, x, None, None, None),
-                position_embeddings=self.decoder.rotary_emb(x, positions),
-                position_ids=positions,
-            )
-            if new:
-                handed["lent", i] = new[0], new[1]
+            kwargs = {
+                "attention_mask": create_mask(self.decoder.config, x, None, None, None),
+                "position_embeddings": self.decoder.rotary_emb(x, positions),
+                "position_ids": positions,
+            }
+            (self.states[text],) = run_layer(layer, (x,), handed, kwargs, grows=False)
 
 
 @torch.no_grad()

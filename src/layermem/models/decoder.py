@@ -270,6 +270,27 @@ class DecoderLayer(GradientCheckpointingLayer):
         return (x, *new, *(own_slot if self.is_source else ()), *lent)
 
 
+def run_layer(
+    layer: DecoderLayer,
+    state: tuple[Tensor, ...],
+    handed: dict[Handed, Slot],
+    kwargs: Mapping[str, Any],
+    *,
+    grows: bool,
+) -> tuple[Tensor, ...]:
+    """Run one layer on the state and on what earlier layers have ``handed`` on; return the state.
+
+    What it hands on itself is added. ``grows``: whether states grow (``Stream.grows``).
+    """
+    has_buffer = "slot_buffer" in kwargs
+    read = (tensor for name in layer.reads(has_buffer) for tensor in handed[name])
+    x, *new = layer(*state, *read, **kwargs)
+    for name in reversed(layer.hands_on(has_buffer)):
+        *new, key, value = new
+        handed[name] = key, value
+    return (x, *state[1:], *new) if grows else (x, *new)
+
+
 class Decoder(PreTrainedDecoder):
     """Token ids to hidden states [B, T, D].
 
@@ -423,20 +444,14 @@ class Decoder(PreTrainedDecoder):
 
         From layer ``cut_at`` on, they run on the last token.
         """
-        has_buffer = "slot_buffer" in kwargs
-        handed: dict[Handed, list[Tensor]] = {}
+        handed: dict[Handed, Slot] = {}
         for layer in layers:
             if layer.layer_idx == cut_at:
                 state = tuple(x[:, -1:] for x in state)
                 kwargs = _of_last_token(kwargs)
-            read = (tensor for name in layer.reads(has_buffer) for tensor in handed[name])
-            x, *new = layer(*state, *read, **kwargs)
-            for name in reversed(layer.hands_on(has_buffer)):
-                *new, key, value = new
-                handed[name] = [key, value]
+            state = run_layer(layer, state, handed, kwargs, grows=self.stream.grows)
             for name in self._to_free[layer.layer_idx]:
                 handed.pop(name, None)
-            state = (x, *state[1:], *new) if self.stream.grows else (x, *new)
         return state
 
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:

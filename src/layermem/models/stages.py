@@ -10,7 +10,6 @@ every slot; a window keeps it few (``crossing``). Rows have one length and no pa
 no cache.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast, final
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import DecoderLayer, Handed
+from layermem.models.decoder import DecoderLayer, Handed, run_layer
 from layermem.models.keywords import create_mask
 from layermem.models.seams import Stream, Variant
 
@@ -83,13 +82,8 @@ class DecoderStage(nn.Module):
             "position_embeddings": rotary(state[0], positions),
             "position_ids": positions,
         }
-        for layer in cast("Sequence[DecoderLayer]", self.model.layers.values()):  # type: ignore[operator]
-            read = (tensor for name in layer.reads() for tensor in handed[name])
-            x, *new = layer(*state, *read, **kwargs)
-            for name in reversed(layer.hands_on()):
-                *new, key, value = new
-                handed[name] = key, value
-            state = (x, *state[1:], *new) if self.grows else (x, *new)
+        for layer in cast("nn.ModuleDict", self.model.layers).values():
+            state = run_layer(cast("DecoderLayer", layer), state, handed, kwargs, grows=self.grows)
         if self.is_last:
             return self._logits(state)
         # A tensor that nothing reads has no gradient to send back, and stays.
