@@ -97,8 +97,15 @@ def route(products: Products, slots: Sequence[Slot], router: Router) -> Slot:
 
 
 def in_pair(router: Router, slot: Slot) -> Pair:
-    """Return a router as the weights of keys and of values, in the dtypes of a slot's."""
-    return router[0].to(slot[0].dtype), router[-1].to(slot[1].dtype)
+    """Return a router as the weights of keys and of values, in the dtypes of a slot's.
+
+    One weight for both is one tensor, by which it is recognised.
+    """
+    key, value = slot
+    if len(router) == 1 and key.dtype == value.dtype:
+        both = router[0].to(key.dtype)
+        return both, both
+    return router[0].to(key.dtype), router[-1].to(value.dtype)
 
 
 def refuse_second_derivatives() -> None:
