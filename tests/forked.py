@@ -12,10 +12,13 @@ import os
 import runpy
 import socket
 import sys
+import time
 import types
 import warnings
+from pathlib import Path
 
 import torch
+from torch import distributed
 
 _FORKS = multiprocessing.get_context("forkserver")
 # The server has the search path of an interpreter, and no module of the tests. None of these starts
@@ -40,6 +43,24 @@ _FORKS.set_forkserver_preload(
 def in_forks(work, arguments, count):
     """Call ``work(rank, *arguments)`` in some processes; an error in one of them is raised here."""
     torch.multiprocessing.start_processes(work, arguments, nprocs=count, start_method="forkserver")
+
+
+def leave(folder, seconds=300):
+    """End this process of several once the others have come here too.
+
+    Its group is not taken apart, which may wait for ever (torch 2.13): Gloo's thread for Python's
+    lock, which this thread holds while it waits for Gloo's. Nor does one leave while another may
+    still read from it, which would end that one by a signal.
+    """
+    if distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+        done = [Path(f"{folder}/done-{each}-of-{world}") for each in range(world)]
+        done[rank].touch()
+        deadline = time.monotonic() + seconds
+        while not all(path.exists() for path in done) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def start_fork(work, *arguments, folder, **variables):

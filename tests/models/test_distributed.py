@@ -1,11 +1,10 @@
 """Two processes on one machine, by DDP and by FSDP2, descend as one does on the whole batch."""
 
 import datetime
-import os
 
 import pytest
 import torch
-from forked import in_forks
+from forked import in_forks, leave
 from tiny import CASES, SLOW, TINY, make, needs_kernels
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
@@ -74,9 +73,7 @@ def work(rank, cases, folder):
         with using(name):
             weights.append(two_steps(model, a_batch().chunk(WORLD)[rank]))
     torch.save(weights, f"{folder}/{rank}.pt")
-    # Taking the group apart may wait for ever (torch 2.13): Gloo's thread for Python's lock, which
-    # this thread holds while it waits for Gloo's.
-    os._exit(0)
+    leave(folder)
 
 
 # (variant, implementation of routing, wrapping): those of every day, and the others.

@@ -3,11 +3,11 @@
 Started with the variables of torchrun: four_processes.py FOLDER
 """
 
-import os
 import sys
 from pathlib import Path
 
 import torch
+from forked import leave
 from small_run import UNEVEN, a_run, rewound
 from torch import distributed
 from torch.distributed.tensor import Replicate, Shard
@@ -39,6 +39,4 @@ if __name__ == "__main__":
         rewound(folder / "nothing", folder / "resumed", 2)
     distributed.barrier()
     train(a_run(folder, **UNEVEN, compute=compute, keep=9), folder / "resumed", resume=True)
-    distributed.barrier()
-    # Taking the group apart may wait for ever (torch 2.13).
-    os._exit(0)
+    leave(folder)

@@ -5,18 +5,20 @@ Started twice with the variables of torchrun, whose own start another test has: 
 
 import json
 import logging
-import os
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from forked import leave
 from single_runs import layout_run, long_run, penalized_run, taught_run
 from small_run import UNEVEN, a_run, curve, rewound
 from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from layermem.models import registry as registry_of_models
@@ -64,7 +66,8 @@ def copied(folder):
 
 
 def sharded(folder):
-    """FSDP2: what a step sends, and the curve, by what is kept whole, in both precisions."""
+    """FSDP2, by what is kept whole, in both precisions: what a step sends, the curve, and the
+    precisions of weights in the forward by the kind of their module."""
     step = ShardedTrainer.training_step
     sent, seen = counting(), {}
     for precision, kept, micro, *more in (
@@ -79,10 +82,22 @@ def sharded(folder):
         compute = {"precision": precision, "keep_whole": kept, "micro_batch": micro, "shard": True}
         # Validated and saved at the same step, and trained on.
         run = a_run(folder, **UNEVEN, compute=compute | (more[0] if more else {}))
+        weights = {}
+        watching = register_module_forward_hook(partial(note_precisions, weights))
         rows = curve(train(run, folder / "sharded" / name.replace(" ", "-")))
-        seen[name] = {"curve": rows, "sent": sent.seen}
+        watching.remove()
+        found = {kind: sorted(precisions) for kind, precisions in weights.items()}
+        seen[name] = {"curve": rows, "sent": sent.seen, "weights": found}
     ShardedTrainer.training_step = step
     return seen
+
+
+def note_precisions(seen, module, *_):
+    """Note the precisions of a module's own weights in a forward that is trained."""
+    if module.training:
+        for weight in module.parameters(recurse=False):
+            name = str(weight.dtype).removeprefix("torch.")
+            seen.setdefault(type(module).__name__, set()).add(name)
 
 
 def solving(folder):
@@ -260,7 +275,4 @@ if __name__ == "__main__":
     seen = {probe.__name__: probe(folder) for probe in probes}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    # Taking the group apart may wait for ever (torch 2.13).
-    os._exit(0)
+    leave(folder)
