@@ -6,7 +6,7 @@ from launchers import MadeUp
 from layermem.models.registry import lookup
 from layermem_bench.cli.study import parse
 from layermem_bench.report import study as page
-from layermem_bench.results.comparing import rank_correlations
+from layermem_bench.results.ranks import rank_correlations
 from layermem_bench.study.boards import parse_arms
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.planning import trials
@@ -72,13 +72,13 @@ def test_boards_that_rank_alike_and_otherwise(tmp_path):
 
     (alike,) = rank_correlations(ranked(tmp_path / "alike", loss))
     assert alike.boards == ("code-8x64-1600", "code-8x64-400") and alike.arms == 4
-    assert (alike.value, alike.low, alike.high) == pytest.approx((1, 1, 1))
+    assert (alike.value, alike.low, alike.high, alike.if_alike) == pytest.approx((1, 1, 1, 1))
 
     def turned(run):
         return loss(run) if run.max_steps == 400 else 100 - loss(run)
 
     (otherwise,) = rank_correlations(ranked(tmp_path / "otherwise", turned))
-    assert (otherwise.value, otherwise.high) == pytest.approx((-1, -1))
+    assert (otherwise.value, otherwise.high, otherwise.if_alike) == pytest.approx((-1, -1, 1))
 
 
 def test_arms_that_tie_have_no_rank(tmp_path):
@@ -96,7 +96,7 @@ def test_arms_that_tie_have_no_rank(tmp_path):
     (found,) = rank_correlations(result)
     assert found.value == pytest.approx(1) and found.low is None and found.high is None
     (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
-    assert table.texts()[0][-1] == "none: all arms tie in some draws"
+    assert table.texts()[0][3] == "none: all arms tie in some draws"
 
 
 def test_noise_widens_the_interval_of_a_correlation(tmp_path):
@@ -108,3 +108,4 @@ def test_noise_widens_the_interval_of_a_correlation(tmp_path):
     assert noisy.high - noisy.low > 0.5
     (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
     assert table.texts()[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
+    assert table.texts()[0][-1] == "cannot be said: arms differ by no more than seeds"

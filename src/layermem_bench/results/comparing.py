@@ -5,10 +5,8 @@ for the arms (or claims) of its table and for looks, and the pairs that would se
 """
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Literal
 
 from layermem_bench.results.intervals import (
@@ -24,7 +22,6 @@ from layermem_bench.results.intervals import (
     price_of_looks,
 )
 from layermem_bench.results.study import (
-    METRICS,
     Board,
     Claim,
     Condition,
@@ -124,79 +121,6 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
     seeds = result.seeds or sorted({run.seed for run in runs if run.state != "begun"})
     better = result.metric(metric).better
     return compare(values, seeds, better, max(1, len(condition.looks)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankCorrelation:
-    """Spearman's correlation of the ranks of the same arms on two boards.
-
-    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself. A draw has
-    the noise of seeds twice, so that it leans to 0: an upper end below 1 does not show that two
-    boards rank otherwise. It is None where arms all tie in more than one draw of 100, which then
-    has no correlation.
-    """
-
-    boards: tuple[str, str]
-    arms: int
-    value: float
-    low: float | None
-    high: float | None
-
-
-_DRAWS = 2000
-_MOST_UNDEFINED = 0.01
-
-
-def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
-    """Return the correlations of each pair of boards, under the first condition they share, of the
-    arms that have every seed on both."""
-    found = []
-    for pair in combinations(result.boards, 2):
-        names = [{condition.name for condition in board.conditions} for board in pair]
-        shared = [each.name for each in pair[0].conditions if each.name in names[1]]
-        if not shared or any(board.metric not in METRICS for board in pair):
-            continue
-        values = [result.values(board.name, shared[0], board.metric) for board in pair]
-        seeds = set(result.seeds)
-        arms = [a for a in values[0] if all(seeds <= v.get(a, {}).keys() for v in values)]
-        if len(arms) >= RANKED_FROM and len(seeds) >= RANKED_FROM:
-            found.append(_correlation(pair, values, arms, result.seeds))
-    # Where all arms tie on a board, it ranks none.
-    return [each for each in found if not math.isnan(each.value)]
-
-
-def _correlation(
-    boards: tuple[Board, Board],
-    values: Sequence[Mapping[str, Mapping[int, float]]],
-    arms: Sequence[str],
-    seeds: Sequence[int],
-) -> RankCorrelation:
-    from scipy.stats import spearmanr
-
-    # Of which the lowest is the best.
-    signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
-
-    def of(drawn: Sequence[Sequence[int]]) -> float:
-        means = [
-            [sum(sign * v[arm][seed] for seed in picked) for arm in arms]
-            for sign, v, picked in zip(signs, values, drawn, strict=True)
-        ]
-        # What is tied has no rank.
-        if any(len(set(each)) == 1 for each in means):
-            return math.nan
-        return float(spearmanr(*means).statistic)
-
-    generator = random.Random(0)
-    drawn = (of([generator.choices(seeds, k=len(seeds)) for _ in values]) for _ in range(_DRAWS))
-    draws = sorted(each for each in drawn if not math.isnan(each))
-    has_interval = len(draws) >= (1 - _MOST_UNDEFINED) * _DRAWS
-    return RankCorrelation(
-        boards=(boards[0].name, boards[1].name),
-        arms=len(arms),
-        value=of([seeds, seeds]),
-        low=draws[int(0.025 * len(draws))] if has_interval else None,
-        high=draws[int(0.975 * len(draws)) - 1] if has_interval else None,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

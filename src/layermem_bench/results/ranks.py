@@ -1,0 +1,122 @@
+"""Whether two boards rank the arms alike: Spearman's correlation, and what noise makes of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from layermem_bench.results.comparing import RANKED_FROM
+from layermem_bench.results.study import METRICS, Board, StudyResult
+
+# Arrays of numpy, which is imported where it is used.
+_Array = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's correlation of the ranks of the same arms on two boards."""
+
+    boards: tuple[str, str]
+    arms: int
+    value: float
+    low: float | None
+    high: float | None
+    """Its 95% interval by a bootstrap over seeds, drawn on each board by itself. A draw has the
+    noise of seeds twice, so that it leans to 0. None: arms all tie in more than one draw of 100,
+    which then has no correlation."""
+    if_alike: float | None
+    """What boards that rank the arms alike would exceed in 95 of 100 studies, given the noise of
+    seeds: a value below shows that they rank otherwise. None: on a board arms differ by no more
+    than their seeds, so that it cannot be said."""
+
+
+_DRAWS = 2000
+_MOST_UNDEFINED = 0.01
+
+
+def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
+    """Return the correlations of each pair of boards, under the first condition they share, of the
+    arms that have every seed on both."""
+    found = []
+    for pair in combinations(result.boards, 2):
+        names = [{condition.name for condition in board.conditions} for board in pair]
+        shared = [each.name for each in pair[0].conditions if each.name in names[1]]
+        if not shared or any(board.metric not in METRICS for board in pair):
+            continue
+        values = [result.values(board.name, shared[0], board.metric) for board in pair]
+        seeds = set(result.seeds)
+        arms = [a for a in values[0] if all(seeds <= v.get(a, {}).keys() for v in values)]
+        if len(arms) >= RANKED_FROM and len(seeds) >= RANKED_FROM:
+            by_seed = [[[v[arm][seed] for seed in result.seeds] for arm in arms] for v in values]
+            found.append(_correlation(pair, by_seed))
+    # Where all arms tie on a board, it ranks none.
+    return [each for each in found if not math.isnan(each.value)]
+
+
+def _correlation(
+    boards: tuple[Board, Board], by_seed: Sequence[Sequence[Sequence[float]]]
+) -> RankCorrelation:
+    """Return the correlation of two boards from their values by arm and seed."""
+    import numpy as np
+
+    # Of which the lowest is the best.
+    signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
+    values = [sign * np.array(rows) for sign, rows in zip(signs, by_seed, strict=True)]
+    arms, seeds = values[0].shape
+    generator = np.random.default_rng(0)
+    picked = [generator.integers(seeds, size=(_DRAWS, seeds)) for _ in boards]
+    drawn = [board[:, picks].mean(-1).T for board, picks in zip(values, picked, strict=True)]
+    draws = _spearman(*drawn)
+    draws = draws[~np.isnan(draws)]
+    ends: Sequence[float | None] = (None, None)
+    if len(draws) >= (1 - _MOST_UNDEFINED) * _DRAWS:
+        ends = [float(end) for end in np.quantile(draws, [0.025, 0.975])]
+    return RankCorrelation(
+        boards=(boards[0].name, boards[1].name),
+        arms=arms,
+        value=float(_spearman(*(board.mean(-1)[None] for board in values))[0]),
+        low=ends[0],
+        high=ends[1],
+        if_alike=_if_alike(values, generator),
+    )
+
+
+def _spearman(one: _Array, other: _Array) -> _Array:
+    """Return the correlations of ranks row by row; nan where all of a row tie."""
+    import numpy as np
+    from scipy.stats import rankdata
+
+    # Rounded, since what is tied, and was added up in another order, has no rank.
+    ranks = [rankdata(np.round(rows, 12), axis=-1) for rows in (one, other)]
+    centred = [each - each.mean(-1, keepdims=True) for each in ranks]
+    norms = [np.sqrt((each**2).sum(-1)) for each in centred]
+    with np.errstate(invalid="ignore"):
+        return (centred[0] * centred[1]).sum(-1) / (norms[0] * norms[1])
+
+
+def _if_alike(values: Sequence[_Array], generator: _Array) -> float | None:
+    """Return what two boards with one order of the arms would exceed in 95 of 100 studies.
+
+    The arms' places are taken from the board with less noise for how far its arms lie apart, and
+    on each board are as far apart as is not noise; studies are drawn around them.
+    """
+    import numpy as np
+
+    found = []
+    for board in values:
+        arms, seeds = board.shape
+        means = board.mean(-1)
+        # What a seed adds to every arm changes no rank.
+        left = board - means[:, None] - board.mean(0) + board.mean()
+        noise = (left**2).sum() / ((arms - 1) * (seeds - 1)) / seeds
+        spread = means.var(ddof=1) - noise
+        if spread <= 0:
+            return None
+        found.append((noise / spread, noise, spread, (means - means.mean()) / means.std(ddof=1)))
+    places = min(found, key=lambda each: each[0])[-1]
+    drawn = [
+        places * math.sqrt(spread) + generator.normal(0, math.sqrt(noise), (_DRAWS, len(places)))
+        for _, noise, spread, _ in found
+    ]
+    return float(np.quantile(_spearman(*drawn), 0.05))
