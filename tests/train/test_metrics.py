@@ -5,10 +5,12 @@ import torch
 import transformers
 from host_models import make_host
 from tiny import TINY
+from torch.utils.flop_counter import FlopCounterMode
 
-from layermem import LimeForCausalLM, attach
+from layermem import LimeForCausalLM, attach, trainable
+from layermem.ops.route import using
 from layermem.variants.lime import Lime
-from layermem_bench.train.metrics import forward_flops, peak_flops
+from layermem_bench.train.metrics import forward_flops, peak_flops, training_flops
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,26 @@ def test_flops_of_experts_are_those_of_a_dense_mlp_as_wide_as_the_chosen_ones(ex
         transformers.MistralForCausalLM(dense),
     )
     assert forward_flops(ours, 8) == forward_flops(theirs, 8)
+
+
+@pytest.mark.parametrize("part", ["routers", "all"])
+def test_flops_of_a_step_are_those_that_torch_counts(part):
+    """Gradients of frozen weights are not computed; those of what enters them are."""
+    model = make_host("llama")
+    model.set_attn_implementation("eager")
+    attach(model, shares_kv=False)
+    trainable(model, part)
+    model.train().enable_input_require_grads()
+    ids = torch.randint(TINY["vocab_size"], (2, 8))
+    with using("naive"), FlopCounterMode(display=False) as counter:
+        model(ids, use_cache=False).logits.sum().backward()
+    assert training_flops(model, 8) * ids.numel() == pytest.approx(counter.get_total_flops())
+
+
+def test_flops_of_frozen_layers_of_ours_are_those_that_torch_counts():
+    model = LimeForCausalLM(LimeForCausalLM.config_class(**TINY, attn_implementation="eager"))
+    whole = training_flops(model, 8)
+    assert whole == 3 * forward_flops(model, 8)
+    model.model.layers[0].mlp.requires_grad_(False)
+    frozen = sum(p.numel() for p in model.model.layers[0].mlp.parameters())
+    assert whole - training_flops(model, 8) == 2 * frozen

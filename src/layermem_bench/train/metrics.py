@@ -44,20 +44,41 @@ def forward_flops(model: Any, tokens: int) -> int:
         return count_forward_flops(model.config, model.variant, tokens)
     config = model.config.get_text_config()
     heads = config.num_attention_heads
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    weights = 0
+    products = sum(count for _, count in _products(model))
+    return 2 * products + 4 * heads * _head_width(config) * tokens * int(config.num_hidden_layers)
+
+
+def training_flops(model: Any, tokens: int) -> int:
+    """Count the FLOPs of a training step for one token in a sequence of ``tokens``.
+
+    A backward has those of two forwards, less the gradients of weights that do not learn. The
+    gradients of what enters them are counted down to the lowest layer, which a step does not
+    compute below the lowest weight that learns.
+    """
+    frozen = sum(count for weight, count in _products(model) if not weight.requires_grad)
+    return 3 * forward_flops(model, tokens) - 2 * frozen
+
+
+def _products(model: Any) -> Iterator[tuple[Tensor, int]]:
+    """Yield the weight of each module, and how many products a token has with it."""
+    config = model.config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None)
     for module in model.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
-            weights += module.weight.numel()
+            yield module.weight, module.weight.numel()
         elif isinstance(module, StaticRouter):
             # A number for each head is computed as one for each pair, with zeros.
-            products = module.num_heads ** (1 if module.grain == "layer" else 2)
-            weights += 2 * len(module.sources) * products * head_width
-        elif chosen := getattr(config, "num_experts_per_tok", None):
+            heads = module.num_heads ** (1 if module.grain == "layer" else 2)
+            yield next(module.parameters()), 2 * len(module.sources) * heads * _head_width(config)
+        elif chosen:
             # Weights of all experts of a layer are one parameter, [experts, out, in].
             stacked = (p for p in module.parameters(recurse=False) if p.dim() == 3)
-            weights += sum(p[0].numel() * chosen for p in stacked)
-    return int(2 * weights + 4 * heads * head_width * tokens * config.num_hidden_layers)
+            yield from ((weight, weight[0].numel() * chosen) for weight in stacked)
+
+
+def _head_width(config: Any) -> int:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(width)
 
 
 class LoggedMeans:

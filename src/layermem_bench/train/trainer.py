@@ -88,10 +88,10 @@ class Trainer(transformers.Trainer):
         self._teacher: Distillation | None = None
         # Of a step whose loss has more terms.
         self._own_loss: Tensor | None = None
-        flops_per_token = metrics.forward_flops(model, round(train_data.length))
+        flops_per_token = metrics.training_flops(model, round(train_data.length))
         if run.regularizer.penalty is not None:
             self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
-            flops_per_token += self._penalty.flops_per_token(args.train_batch_size)
+            flops_per_token += 3 * self._penalty.flops_per_token(args.train_batch_size)
         if run.teacher.model is not None:
             self._teacher = Distillation(
                 run.teacher, learning.tokenizer, model.config.vocab_size, args
@@ -101,7 +101,7 @@ class Trainer(transformers.Trainer):
         peak = metrics.peak_flops(args.device)
         self._step_cost = metrics.StepCost(
             tokens=run.optim.batch_size * train_data.length,
-            flops_per_token=3 * flops_per_token,
+            flops_per_token=flops_per_token,
             peak_flops=peak and peak * args.world_size,
         )
         if run.compute.checkpoint_activations:
