@@ -6,6 +6,7 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
     METRIC                     the arms of the record's only board by a metric
     BOARD, all conditions      those of a board by what they are ranked by: their difference from
                                the first arm under each condition; of one board without its name
+    BOARD, METRIC, equal time  those of a board under one of its conditions, likewise
     PRESET, arms and shapes    wide and deep models of a preset at equal parameters
     TABLE over seeds           a table of evaluations ("loss", "right pairs")
     numbers, or numbers: TEXT  an artefact's numbers, the paper's beside ours (TEXT is in their
@@ -163,6 +164,9 @@ def _tables(result: StudyResult) -> dict[str, Callable[[], Table]]:
         of_board = f"{board.name}, " if len(result.boards) > 1 else ""
         if len(board.conditions) > 1:
             found[f"{of_board}all conditions"] = partial(_all_conditions, result, board)
+            for condition in board.conditions:
+                name = f"{of_board}{board.metric}, {TITLES[condition.name]}"
+                found[name] = partial(arms_table, result, board, condition, board.metric)
         elif len(result.boards) == 1:
             (condition,) = board.conditions
             for metric in result.metrics_of(board.name, condition.name):
