@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem.retrofit import attach
 from layermem_bench import cli
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model
+from layermem_bench.analysis.checkpoints import Checkpoint, load_final, load_model
+from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.tasks.registry import get_task
 from layermem_bench.train.run import train
@@ -111,3 +112,33 @@ def test_encoders_are_not_taken_for_decoders(name, dtype, tmp_path):
         as_decoder(make_host(name), tmp_path / "bare", dtype)
     with pytest.raises(ValueError, match="is no decoder"):
         as_decoder(shake_routers(attach(make_host(name))), tmp_path / "attached", dtype)
+
+
+@pytest.mark.parametrize("which", ["a weight", "the head"])
+def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(run / "final")
+    model.save_pretrained(tmp_path)
+    name = "lm_head.weight" if which == "the head" else "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({key: w for key, w in weights.items() if key != name}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"lacks 1 .*weights, such as {name}"):
+        load_final(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bos", "task", "expected"),
+    [
+        (5, "no run", 5),
+        (None, "no run", 6),
+        # Blocks of a run on text have the end token before each document.
+        (5, None, 6),
+        (5, "arithmetic", 5),
+    ],
+)
+def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, expected, tmp_path):
+    class Ids:
+        bos_token_id, eos_token_id = bos, 6
+
+    run = None if task == "no run" else a_run(tmp_path, task=Task(name=task))
+    checkpoint = Checkpoint(name="a", location=tmp_path, tokenizer=Ids(), run=run)
+    assert checkpoint.predecessor == expected

@@ -127,6 +127,13 @@ def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
     save_llama(model, seed=3)
     ask("--seeds", "1")
     assert len(list(folder.iterdir())) == asked + 1
+    # What computes them.
+    for name in ("layermem", "torch", "transformers"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{name}.__version__", "9.9.9")
+            ask("--seeds", "1")
+        asked += 1
+        assert len(list(folder.iterdir())) == asked + 1
     # Without examples there is nothing to draw, and one seed is all.
     without = ask("--shots", "0").of(RIGHT)["copa"].scores["llama"]
     assert len(without.repeats) == 1

@@ -4,6 +4,7 @@ import itertools
 import json
 import lzma
 import math
+import shutil
 from functools import partial
 
 import pyarrow
@@ -53,10 +54,14 @@ def save_llama(path, tokenizer, **fields):
     return path
 
 
-def words():
-    raw = Tokenizer(models.WordLevel({f"w{i}": i for i in range(13)}, unk_token="w0"))
+def tokenizer_of(words):
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w0"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+def words():
+    return tokenizer_of([f"w{i}" for i in range(13)])
 
 
 def measure(folder, *words_of_command):
@@ -152,8 +157,9 @@ def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path
     lines, table = folder / "texts.jsonl.xz", folder / "texts.parquet"
     of_lines = measure(tmp_path, run, "--texts", lines).of("loss")
     assert measure(tmp_path, run, "--texts", table).of("loss") == of_lines
+    # Two documents of each text.
     two = measure(tmp_path, run, "--texts", lines, table, "--limit", "2").of("loss")
-    assert two["bits per byte"].scores["lime"].count == sum(map(len, texts[:2]))
+    assert two["bits per byte"].scores["lime"].count == 2 * sum(map(len, texts[:2]))
     window = ["--context", "8", "--stride", "8"]
     one = measure(tmp_path, run, run / "final", "--texts", folder / "text.txt", *window)
     assert (one.options.context, one.options.stride) == (8, 8)
@@ -217,3 +223,27 @@ def test_a_model_without_a_tokenizer_or_head_is_refused(folder, texts, tmp_path)
     load_tokenizer("bytes").save_pretrained(tmp_path / "headless")
     with pytest.raises(SystemExit, match=r"lacks 1 of the model's weights, such as lm_head.weight"):
         measure(tmp_path, tmp_path / "headless", *text)
+
+
+def test_as_many_tokens_are_not_the_same_tokens(folder, texts, tmp_path):
+    """Of two models one tells words apart which the other does not."""
+    one = save_llama(tmp_path / "one", words())
+    other = save_llama(tmp_path / "other", tokenizer_of(["w0", *(f"w{i}" for i in range(2, 13))]))
+    result = measure(tmp_path, one, other, "--texts", folder / "texts.jsonl.xz", "--context", "8")
+    nats = result.of("loss")["nats per token"]
+    assert [score.count for score in nats.scores.values()] == [46 - 3] * 2
+    assert not nats.is_comparable and nats.differences == {}
+    assert all(list(row.scores) == ["one"] for row in result.of("loss by repetition").values())
+
+
+def test_documents_are_read_from_the_token_before_them_in_training(run, texts, folder, tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.bos_token = "a"
+    begun = shutil.copytree(run, tmp_path / "begun")
+    tokenizer.save_pretrained(begun / "final")
+    given = ["--texts", folder / "texts.jsonl.xz"]
+    of_both = measure(tmp_path, run, begun, *given).of("loss")["nats per token"]
+    assert of_both.scores["lime"] == of_both.scores["begun"]
+    # What is no run's is read as its tokenizer says.
+    saved = measure(tmp_path, run, begun / "final", *given).of("loss")["nats per token"]
+    assert saved.scores["lime"] != saved.scores["final"]

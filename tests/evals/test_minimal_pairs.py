@@ -11,6 +11,7 @@ import torch
 import transformers
 from stories import needs_stories, stories_model, stories_tokenizer
 from tiny import TINY, make
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem.models.registry import lookup
 from layermem_bench import cli
@@ -234,3 +235,14 @@ def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):
         with pytest.raises(SystemExit) as left:
             cli.main(["eval", *argv])
         assert message in str(left.value) + capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, None])
+def test_pairs_of_equal_ids_tie_in_every_batch(batch_size):
+    raw = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    starts = ["a " * n for n in (3, 40, 5, 60, 7, 20, 9, 11, 13)]
+    pairs = [pair("a", f"{start}who", f"{start}whom") for start in starts]
+    margins = judge_pairs(our_model(), tokenizer, pairs, predecessor=2, batch_size=batch_size)
+    assert (margins == 0).all()

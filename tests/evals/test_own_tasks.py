@@ -144,6 +144,10 @@ def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch
         ({"dataset_path": ""}, "cannot be loaded"),
         ({"validation_split": ""}, "names no test_split and no validation_split"),
         ({"metric_list": "[{metric: f1}]"}, "is scored by f1; its metric_list needs acc"),
+        (
+            {"metric_list": "[{metric: acc}, {metric: acc_mutual_info}]"},
+            "asks for acc_mutual_info, which is not supported",
+        ),
         ({"include": "nowhere.yaml"}, "nowhere.yaml does not exist"),
         ({"include": "piqa.yaml"}, "more than 8 files that include each other"),
         ({"validation_split": "test"}, r"cannot be loaded \(.*test"),

@@ -11,6 +11,7 @@ from layermem_bench.analysis.checkpoints import load_final, open_checkpoints
 from layermem_bench.config.run import Task
 from layermem_bench.evals import solving
 from layermem_bench.evals.evaluating import evaluate_checkpoints
+from layermem_bench.evals.solving import _check_file
 from layermem_bench.results.eval import EvalOptions, EvalResult
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
@@ -102,6 +103,45 @@ def test_what_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="is no run folder; only models of runs on arithmetic"):
         evaluate(tmp_path, run / "final", "--tasks", "arithmetic")
     assert not (tmp_path / "eval.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--limit", "61"], "--limit 61 is more than the 60 problems that the model was trained"),
+        (["--seed", "4"], "--split train asks for the problems that the model was trained on"),
+        (["--task-options", "operands=2"], "which --seed and --task-options would draw anew"),
+    ],
+)
+def test_the_training_set_has_no_other_problems(run, options, message, tmp_path, monkeypatch):
+    asked = [run, "--tasks", "arithmetic", "--split", "train"]
+    with monkeypatch.context() as patch:
+        patch.setattr("layermem_bench.evals.solving.solve", None)
+        with pytest.raises(SystemExit, match=message):
+            evaluate(tmp_path, *asked, *options)
+    scores = evaluate(tmp_path, *asked).of("arithmetic, right answers")["all"].scores
+    assert scores["lime"].count == TASK.examples
+
+
+def test_models_of_different_problems_are_not_compared(run, tmp_path):
+    config = replace(a_run(tmp_path, max_steps=2), task=replace(TASK, seed=7))
+    other = train(config, tmp_path / "other").path
+    asked = [run, other, "--tasks", "arithmetic", "--limit", "5"]
+    result = evaluate(tmp_path / "out", *asked)
+    assert not any(row.is_comparable for row in result.of("arithmetic, right answers").values())
+    assert "the models have different problems" in result.parts[0].how
+    same = evaluate(tmp_path / "out", *asked, "--seed", "3")
+    assert all(row.is_comparable for row in same.of("arithmetic, right answers").values())
+    assert "different problems" not in same.parts[0].how
+
+
+def test_problems_of_a_file_are_not_drawn_by_other_options():
+    task = Task(name="prosqa", options=("test=problems.json",))
+    _check_file(task, EvalOptions(split="test", task_options=("test=problems.json",)))
+    _check_file(task, EvalOptions(split="validation", seed=3))
+    for options, name in (({"seed": 3}, "--seed"), ({"task_options": ("steps=3",)}, "steps")):
+        with pytest.raises(ValueError, match=f"are read from problems.json, and {name} would"):
+            _check_file(task, EvalOptions(split="test", **options))
 
 
 def test_kinds_of_tasks_are_parts_of_one_result(run, tmp_path):

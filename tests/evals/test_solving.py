@@ -27,6 +27,15 @@ class Parrot:
         monkeypatch.setattr(solving, "read_answers", lambda *args, **_: greedy(*args[:2], None))
 
 
+def test_a_special_token_in_a_solution_is_no_right_solution(monkeypatch):
+    task, asked = get_task("arithmetic"), Task(name="arithmetic", test=4, options=("operands=2",))
+    tokenizer = task.tokenizer(**asked.fields())
+    problems = task.problems("test", 4, 0, **asked.fields())
+    Parrot(monkeypatch, tokenizer, [f"{problem.solution} <unknown>" for problem in problems])
+    solved, _ = solving.evaluate(None, tokenizer, asked, "test")
+    assert solved.steps == 0
+
+
 @pytest.mark.parametrize("name", all_tasks())
 def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
     task, asked = get_task(name), Task(name=name, test=40, options=SMALL[name])

@@ -197,6 +197,8 @@ def test_places_that_are_refused(tmp_path):
     ]:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             find_records([place], qnli)
+    with pytest.raises(ValueError, match="qnli has the records .* for its split validation: name"):
+        find_records([f"qnli={lines}", f"qnli={lines}"], qnli)
     write_lines(tmp_path / "qnli_valid.jsonl", [GOOD])
     with pytest.raises(ValueError, match="are both of qnli: say which"):
         find_records([str(tmp_path)], qnli)

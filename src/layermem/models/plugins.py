@@ -9,6 +9,7 @@ What a command is given is handed on to the processes that it starts, by an envi
 """
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -94,6 +95,17 @@ def load_plugins() -> None:
         _load_once(entry.value, entry.load, "uninstall its package")
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         _load_once(name, partial(_load, name), "leave it out")
+
+
+def plugin_digest() -> str:
+    """Return a digest of the modules that plugins are, without what they import; "": none is."""
+    load_plugins()
+    total = hashlib.sha256()
+    for name in sorted(_LOADED):
+        module = sys.modules.get(Path(name).stem if name.endswith(".py") else name.split(":")[0])
+        file = getattr(module, "__file__", None)
+        total.update(name.encode() + (Path(file).read_bytes() if file else b""))
+    return total.hexdigest() if _LOADED else ""
 
 
 @cache

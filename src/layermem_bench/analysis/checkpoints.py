@@ -17,7 +17,6 @@ from layermem.retrofit.loading import (
     check_causal,
     find_base,
     is_attached,
-    load_attached,
     load_reporting,
     stray_routers,
 )
@@ -43,6 +42,14 @@ class Checkpoint:
     """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
     revision: str | None = None
     """Revision of that model on the hub."""
+
+    @property
+    def predecessor(self) -> int | None:
+        """Id that stands before a text: in the blocks of a run on text its end token; else the
+        tokenizer's BOS, or EOS where it has no BOS; None: there is neither."""
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        was_trained_on_text = self.run is not None and self.run.task.name is None
+        return eos if bos is None or was_trained_on_text else bos
 
     def load_config(self) -> Any:
         """Return the config of the model."""
@@ -76,18 +83,7 @@ def load_model(
     With ``with_head`` it is to predict the next token, so that an encoder is refused. Without it
     the head may be missing: nothing is predicted.
     """
-    if is_attached(checkpoint.location):
-        model, names = load_reporting(checkpoint.location, dtype=dtype)
-    else:
-        model, names = _load_bare(checkpoint.location, dtype)
-    # Any other missing weight would be measured at its random start.
-    prefix = "" if with_head else f"{model.base_model_prefix}."
-    if missing := sorted(name for name in names if name.startswith(prefix)):
-        raise ValueError(
-            f"{checkpoint.location} lacks {len(missing)} of the model's weights, such as "
-            f"{missing[0]}: it is damaged, or of another architecture than its config.json says; "
-            "save it again"
-        )
+    model = _load_whole(checkpoint.location, dtype, with_head=with_head)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     if with_head:
         check_causal(model)
@@ -95,8 +91,23 @@ def load_model(
 
 
 def load_final(location: Path) -> Any:
-    """Return the final model of a run, attached or not, as it was saved."""
-    return load_attached(location) if is_attached(location) else _load_bare(location, "auto")[0]
+    """Return the final model of a run, attached or not, as it was saved; refuse one that lacks
+    weights."""
+    return _load_whole(location, "auto", with_head=True)
+
+
+def _load_whole(location: Path | str, dtype: torch.dtype | str, *, with_head: bool) -> Any:
+    """Return a model, attached or not; refuse one that lacks weights, but for the head's."""
+    load = load_reporting if is_attached(location) else _load_bare
+    model, names = load(location, dtype=dtype)
+    # Any other missing weight would be measured at its random start.
+    prefix = "" if with_head else f"{model.base_model_prefix}."
+    if missing := sorted(name for name in names if name.startswith(prefix)):
+        raise ValueError(
+            f"{location} lacks {len(missing)} of the model's weights, such as {missing[0]}: it is "
+            "damaged, or of another architecture than its config.json says; save it again"
+        )
+    return model
 
 
 def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, list[str]]:

@@ -16,7 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
+import layermem
 from layermem.models.files import write_atomically
+from layermem.models.plugins import plugin_digest
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.evals import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.prepared_tasks import PreparedTask, digest, prepare_tasks
@@ -126,6 +131,14 @@ def _answer(
 
     model: Any = None
     identity = checkpoint_digest(checkpoint, checkpoint.load_config())
+    versions = {
+        "lm_eval": lm_eval.__version__,
+        "layermem": layermem.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        # Their code decides what a variant of theirs computes.
+        "plugins": plugin_digest(),
+    }
     answers: dict[str, list[TaskAnswers]] = {}
     for prepared in tasks:
         name = prepared.task.name
@@ -141,7 +154,7 @@ def _answer(
                 "limit": options.limit,
                 "truncate": options.truncate,
                 "max_length": options.max_length,
-                "lm_eval": lm_eval.__version__,
+                **versions,
             }
             path = folder / f"{name}-{seed}-{digest(json.dumps(key, sort_keys=True))[:16]}.json"
             known = None

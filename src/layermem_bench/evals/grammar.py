@@ -33,8 +33,9 @@ _REPRESENTATIONS: tuple[Representation, ...] = get_args(Representation)
 _INTERVALS = "A guess: 50%. 95% intervals by Wilson's method, over pairs and not over seeds."
 _HOW = (
     "A pair is right if its grammatical sentence has the higher log-probability. It is that of the "
-    "whole sentence, whatever its number of tokens; before a sentence stands the tokenizer's BOS "
-    "token, or EOS where it has no BOS. Ties are not right."
+    "whole sentence, whatever its number of tokens; before a sentence stands the token that stands "
+    "before texts in training: of runs on text the end token, else the tokenizer's BOS token, or "
+    "EOS where it has no BOS. Ties are not right."
 )
 _TABLES: Mapping[str, Table] = {
     RIGHT_PAIRS: Table(
@@ -65,22 +66,25 @@ def prepare_grammar(
     probes: dict[str, dict[tuple[str, str], Score]] = {}
 
     # Of each model by itself, so that one is held at a time.
-    def judge(name: str, model: Any, tokenizer: Any) -> None:
+    def judge(checkpoint: Checkpoint) -> None:
+        name, tokenizer, first = checkpoint.name, checkpoint.tokenizer, checkpoint.predecessor
+        model = load_model(checkpoint, with_head=True)
         logger.info("judging %s pairs with %s", f"{len(pairs):,}", name)
         margins[name] = judge_pairs(
             model,
             tokenizer,
             pairs,
+            predecessor=first,
             batch_size=options.batch_size,
             progress=lambda done: tell(f"{name}: {done:,} sentences", None, None),
         )
         if probed:
             logger.info("probing %s with %s pairs", name, f"{len(probed):,}")
-            probes[name] = probe_pairs(model, tokenizer, probed)
+            probes[name] = probe_pairs(model, tokenizer, probed, first)
 
     def measure() -> Part:
         for each in opened:
-            judge(each.name, load_model(each, with_head=True), each.tokenizer)
+            judge(each)
         rows = (*right_rows(pairs, margins), *_probe_rows(probes))
         tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
         return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=rows)
@@ -158,11 +162,13 @@ def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair
     return distinct
 
 
-def probe_pairs(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> dict[tuple[str, str], Score]:
+def probe_pairs(
+    model: Any, tokenizer: Any, pairs: Sequence[Pair], predecessor: int | None = None
+) -> dict[tuple[str, str], Score]:
     """Fit probes to the representations of every layer; return their scores by table and row."""
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     labels, groups = np.tile([1, 0], len(pairs)), np.repeat(np.arange(len(pairs)), 2)
-    vectors, scores = sentence_vectors(model, tokenizer, sentences), {}
+    vectors, scores = sentence_vectors(model, tokenizer, sentences, predecessor), {}
     for probe, kind in itertools.product(get_args(Probe), _REPRESENTATIONS):
         table = f"{probe} probe of {kind} vectors"
         for layer, x in enumerate(vectors[kind]):
@@ -175,10 +181,10 @@ def probe_pairs(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> dict[tuple
 
 
 def sentence_vectors(
-    model: Any, tokenizer: Any, sentences: Sequence[str]
+    model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: int | None = None
 ) -> dict[Representation, list[np.ndarray]]:
     """Return the vectors [sentences, F] of every layer, each the mean over a sentence's tokens."""
-    encoded = list(encode_sentences(tokenizer, sentences))
+    encoded = list(encode_sentences(tokenizer, sentences, predecessor))
     rows = min(_CAPTURED, sequences_at_once(model, max(map(len, encoded))))
     padded = (pad_right(encoded[at : at + rows]) for at in range(0, len(encoded), rows))
     batches = ({"input_ids": ids, "attention_mask": mask} for ids, mask in padded)

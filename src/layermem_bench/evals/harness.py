@@ -111,7 +111,14 @@ def load_task(definition: Definition) -> Task:
     with _quietly():
         # Without lm-eval's own thousands of definitions, which take seconds to list.
         manager = TaskManager(include_defaults=False)
-        return manager.load([definition])["tasks"][definition["task"]]
+        task = manager.load([definition])["tasks"][definition["task"]]
+    # For it each choice is asked for a second time, without its question.
+    if "acc_mutual_info" in task._metric_fn_list:
+        raise ValueError(
+            f"{definition['task']} asks for acc_mutual_info, which is not supported: leave it out "
+            "of the definition's metric_list"
+        )
+    return task
 
 
 def answer_task(

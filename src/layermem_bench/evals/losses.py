@@ -105,6 +105,7 @@ def prepare_losses(
                 context=options.context,
                 stride=options.stride,
                 batch_size=options.batch_size,
+                predecessor=checkpoint.predecessor,
                 progress=lambda tokens: tell(f"{what}: {tokens:,} tokens", None, None),
             )
 
@@ -135,15 +136,16 @@ def prepare_losses(
 
 
 def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
-    """Yield the documents that are not empty, as training reads them: long ones in parts."""
-    open_text = partial(open_source, text_field=options.field, streaming=True)
-    documents = (text for source in map(open_text, texts) for text in source if text)
-    return itertools.islice(documents, options.limit)
+    """Yield the documents that are not empty, as training reads them: long ones in parts; of each
+    text as many as the limit says."""
+    for text in texts:
+        source = open_source(text, text_field=options.field, streaming=True)
+        yield from itertools.islice(filter(None, source), options.limit)
 
 
 def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
     (_, first), *others = models.items()
-    same_tokens = {n: m for n, m in others if m.documents.tokens == first.documents.tokens}
+    same_tokens = {n: m for n, m in others if _are_same_tokens(m, first)}
     yield Row(
         table=LOSS,
         name="bits per byte",
@@ -171,7 +173,7 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
     yield row(table=LOSS, name="nats per token", scores=losses, differences=differences)
     for i, place in enumerate(first.positions):
         after = f"after {_span(place)} token{'s' * (place.last != 1)}"
-        at_place = {name: model.positions[i] for name, model in models.items()}
+        at_place = {name: m.positions[i] for name, m in models.items()}
         yield row(table=LOSS, name=after, scores=_scores(at_place), at=place.first)
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
     yield row(table="perplexity", name="perplexity", scores=values)
@@ -188,7 +190,7 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
 def _ablated_rows(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[Row]:
     """Yield the losses without each group of weights; of a model that lacks the group its own."""
     groups = dict.fromkeys(group for losses in measured.values() for group in losses)
-    tokens = {losses[""].documents.tokens for losses in measured.values()}
+    wholes = [losses[""] for losses in measured.values()]
     for group in groups if len(groups) > 1 else ():
         of_group = {name: losses.get(group, losses[""]) for name, losses in measured.items()}
         yield Row(
@@ -196,8 +198,13 @@ def _ablated_rows(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[
             name=group or "nothing left out",
             scores={n: Score(value=m.loss, count=m.tokens) for n, m in of_group.items()},
             unit="tokens",
-            is_comparable=len(tokens) == 1,
+            is_comparable=all(_are_same_tokens(each, wholes[0]) for each in wholes),
         )
+
+
+def _are_same_tokens(one: Perplexity, other: Perplexity) -> bool:
+    """Whether two models predicted the same ids, each of them from as many tokens."""
+    return (one.ids_digest, one.documents.tokens) == (other.ids_digest, other.documents.tokens)
 
 
 def _span(place: SpanLoss) -> str:
@@ -236,7 +243,8 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
     return (
         f"{documents:,} documents of {', '.join(texts)}, each by itself, in windows of "
         f"{options.context} tokens that are {options.stride} apart; each token is predicted once. "
-        "Before a document stands the tokenizer's BOS token, or EOS where it has no BOS."
+        "Before a document stands the token that stands there in training: of runs on text the "
+        "end token, else the tokenizer's BOS token, or EOS where it has no BOS."
         f"{not_predicted if without else ''} Where a tokenizer has unknown tokens, or "
         "tokens that do not spell the text (spaces or capitals are lost), its bits per byte are of "
         "less than the text and compare with no other tokenizer's."

@@ -12,8 +12,8 @@ file writes its field syntax/semantics and others syntax_semantics: here both ar
 records hold one sentence twice: they are left out, with a warning.
 
 A pair is right if the grammatical sentence has the higher log-probability, of the whole sentence
-and not the mean of its tokens. The first token is predicted from the tokenizer's BOS token, or from
-EOS where it has no BOS, and the end of a sentence is not predicted.
+and not the mean of its tokens. The first token is predicted from the token that stands before texts
+in training, and the end of a sentence is not predicted.
 """
 
 import logging
@@ -122,26 +122,33 @@ def score_sentences(
     tokenizer: Any,
     sentences: Sequence[str],
     *,
+    predecessor: int | None = None,
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return the log-probability (nats) of each sentence, in the given order.
 
+    ``predecessor``: id that stands before each; None: the tokenizer's BOS, or EOS without a BOS.
     ``batch_size``: sentences of a forward; None: as many as 128 MB of logits allow, at most 64.
     ``progress`` is called with the number of sentences done so far.
     """
     check_tokenizer(tokenizer)
-    windows = list(_windows(model, tokenizer, sentences))
+    windows = list(_windows(model, tokenizer, sentences, predecessor))
     longest = max((len(window.ids) - 1 for window in windows), default=1)
     scores = np.full(len(sentences), np.nan)
-    batches = batched_losses(model, windows, rows_at_once(model, longest, batch_size))
+    # Once each: equal ids, of words that the tokenizer does not know, tie whatever their batches.
+    same: dict[bytes, list[int]] = {}
+    for window in windows:
+        same.setdefault(window.ids.tobytes(), []).append(window.item)
+    different = [windows[items[0]] for items in same.values()]
+    batches = batched_losses(model, different, rows_at_once(model, longest, batch_size))
     for done, (window, losses) in enumerate(batches, 1):
         if not np.isfinite(losses).all():
             raise ValueError(
                 f"the log-probability of {sentences[window.item]!r} is not finite: the model's "
                 "weights are not, or its precision is too low; try float32"
             )
-        scores[window.item] = -losses.sum()
+        scores[same[window.ids.tobytes()]] = -losses.sum()
         if progress is not None:
             progress(done)
     return scores
@@ -152,20 +159,30 @@ def judge_pairs(
     tokenizer: Any,
     pairs: Sequence[Pair],
     *,
+    predecessor: int | None = None,
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return by how much (nats) each pair's good sentence is more probable than its bad one."""
     # Once each: sentences are in several pairs.
     sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
-    scores = score_sentences(model, tokenizer, sentences, batch_size=batch_size, progress=progress)
+    scores = score_sentences(
+        model,
+        tokenizer,
+        sentences,
+        predecessor=predecessor,
+        batch_size=batch_size,
+        progress=progress,
+    )
     of_sentence = dict(zip(sentences, scores, strict=True))
     return np.array([of_sentence[pair.good] - of_sentence[pair.bad] for pair in pairs])
 
 
-def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[Window]:
+def _windows(
+    model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: int | None
+) -> Iterator[Window]:
     limit = longest_context(model.config)
-    for item, ids in enumerate(encode_sentences(tokenizer, sentences)):
+    for item, ids in enumerate(encode_sentences(tokenizer, sentences, predecessor)):
         count = len(ids) - 1
         check_ids(ids, model)
         if not count:
@@ -178,9 +195,12 @@ def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[W
         yield Window(ids=ids, scored=count, item=item)
 
 
-def encode_sentences(tokenizer: Any, sentences: Sequence[str]) -> Iterator[Ids]:
+def encode_sentences(
+    tokenizer: Any, sentences: Sequence[str], predecessor: int | None = None
+) -> Iterator[Ids]:
     """Yield the ids of each sentence, in int64, behind the one that stands before it."""
-    first, encode = first_context(tokenizer), batch_encoder(tokenizer)
+    first = first_context(tokenizer) if predecessor is None else predecessor
+    encode = batch_encoder(tokenizer)
     if first is None:
         raise ValueError(
             "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "

@@ -5,14 +5,15 @@
     window k  reads s_(kS) .. s_(kS+C-1), predicts s_((k-1)S+C+1) .. s_(kS+C)
 
 Each token is predicted once, documents apart from each other, and from the second window on each
-has at least C - S + 1 tokens before it. A document's first token is predicted from the tokenizer's
-BOS token, or from EOS where it has no BOS, as in blocks of training; its end is not predicted.
+has at least C - S + 1 tokens before it. A document's first token is predicted from the token that
+stood before documents in training; its end is not predicted.
 Windows are padded on the right, where a causal model sees nothing of it. Documents are tokenized
 one at a time, a long one in parts, so memory does not grow with the text.
 
 Letters: B windows of a batch, T tokens, V vocabulary.
 """
 
+import hashlib
 import itertools
 import math
 from array import array
@@ -98,6 +99,8 @@ class Perplexity:
     has before it; 0: not even the token itself."""
     frequencies: tuple[SpanLoss, ...]
     """Loss by the rank of the predicted token, the most frequent one of these documents first."""
+    ids_digest: str
+    """Digest of all ids: two models' tokens are the same where it is."""
     documents: DocumentLosses
     """Loss by document."""
 
@@ -115,6 +118,7 @@ def perplexity(
     context: int | None = None,
     stride: int | None = None,
     batch_size: int | None = None,
+    predecessor: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
     """Return the loss of a causal language model on texts, each of which is a document.
@@ -122,6 +126,8 @@ def perplexity(
     ``context``: most tokens that one forward reads; None: the model's longest sequence.
     ``stride``: tokens by which windows of a long document are apart; None: half of the context.
     ``batch_size``: windows of a forward; None: as many as 128 MB of logits allow, at most 64.
+    ``predecessor``: id that stands before each document; None: the tokenizer's BOS, or EOS where it
+    has no BOS. Blocks of our runs on text have EOS there.
     ``progress`` is called with the number of tokens predicted so far. ``texts`` may be a generator.
     """
     check_tokenizer(tokenizer)
@@ -129,7 +135,7 @@ def perplexity(
         raise TypeError("texts must be several documents, got one string; pass [text]")
     longest = longest_context(model.config)
     context, stride = check_context(context, stride, longest, type(model).__name__)
-    documents = _Documents(model, tokenizer, context)
+    documents = _Documents(model, tokenizer, context, predecessor)
     windows = documents.windows(texts, stride)
     for window, losses in batched_losses(model, windows, rows_at_once(model, context, batch_size)):
         documents.add(window, losses)
@@ -208,10 +214,11 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
 class _Documents:
     """Documents as windows of tokens, and their losses summed by document and by kind of token."""
 
-    def __init__(self, model: Any, tokenizer: Any, context: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, context: int, predecessor: int | None) -> None:
         self.model, self.tokenizer, self.context = model, tokenizer, context
         self.encode = batch_encoder(tokenizer)
-        self.predecessor = first_context(tokenizer)
+        self.predecessor = first_context(tokenizer) if predecessor is None else predecessor
+        self.ids_digest = hashlib.sha256()
         self.unknown = getattr(tokenizer, "unk_token_id", None)
         self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
         self.unknown_tokens = self.changed_documents = self.predicted = 0
@@ -240,6 +247,7 @@ class _Documents:
             if not len(ids):
                 continue
             check_ids(ids, self.model)
+            self.ids_digest.update(ids.astype(np.int64).tobytes())
             self.bytes[-1] += len(part.encode())
             if self.unknown is not None:
                 self.unknown_tokens += int(np.count_nonzero(ids == self.unknown))
@@ -289,6 +297,7 @@ class _Documents:
             positions=tuple(positions),
             repetitions=spans_by_repetition(self.by_repetition),
             frequencies=spans_by_frequency(self.by_token),
+            ids_digest=self.ids_digest.hexdigest(),
             documents=DocumentLosses(nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=sizes),
         )
 

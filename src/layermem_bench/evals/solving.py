@@ -86,7 +86,10 @@ def attempt(
         texts = _join_words(tokenizer, answers)
     else:
         generate = shared_greedy if shared else partial(greedy, progress=progress)
-        texts = tokenizer.batch_decode(generate(model, prompts, settings), skip_special_tokens=True)
+        # What is cut at the end token has no other special token in a right solution.
+        texts = tokenizer.batch_decode(
+            generate(model, prompts, settings), skip_special_tokens=False
+        )
     return [
         Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
         for p, text in zip(problems, texts, strict=True)
@@ -177,21 +180,26 @@ def prepare_problems(
     tasks = {(name, each.name): _task_of(each, name, options) for each in opened for name in names}
 
     def measure() -> Part:
-        tables, rows = dict[str, Table](), list[Row]()
+        tables, rows, others = dict[str, Table](), list[Row](), list[str]()
         for name in names:
-            solved = {
-                each.name: solve(each, tasks[name, each.name], options, tell) for each in opened
-            }
+            asked = {each.name: tasks[name, each.name] for each in opened}
+            solved = {each.name: solve(each, asked[each.name], options, tell) for each in opened}
             # They differ between models of different problems.
             guesses = ", ".join(dict.fromkeys(f"{each.chance:.1%}" for each in solved.values()))
             tables[f"{name}, {_RIGHT}"] = Table(better="higher", caption=f"A guess: {guesses}.")
             tables[f"{name}, {_STEPS}"] = Table(better="higher")
-            rows += _rows(name, solved)
+            is_same = len({_problems_of(task, options) for task in asked.values()}) == 1
+            others += [] if is_same else [name]
+            rows += (replace(row, is_comparable=is_same) for row in _rows(name, solved))
+        different = (
+            f" Of {', '.join(others)} the models have different problems, those of their runs, so "
+            "that their shares say nothing of each other: give --seed and --task-options."
+        )
         return Part(
             title="Problems of their tasks",
             how=f"Problems of the split {options.split}. 95% intervals by Wilson's method, over "
             "problems and not over seeds of training. Beside a model's answers: the first faults "
-            "of its wrong solutions.",
+            f"of its wrong solutions.{different if others else ''}",
             tables=tables,
             rows=tuple(rows),
         )
@@ -199,8 +207,14 @@ def prepare_problems(
     return measure
 
 
+def _problems_of(task: config.Task, options: EvalOptions) -> tuple[Any, ...]:
+    """Return what decides which problems a model is asked."""
+    every = {**get_task(str(task.name)).options(), **task.fields()}
+    return task.seed, _count(task, options), tuple(sorted(every.items(), key=lambda item: item[0]))
+
+
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
-    name, count = str(task.name), options.limit or _COUNT
+    name, count = str(task.name), _count(task, options)
     definition = get_task(name)
     problems = definition.problems(options.split, count, task.seed, **task.fields())
     model = load_final(Path(checkpoint.location))
@@ -213,6 +227,12 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
         progress=lambda done: tell(f"{checkpoint.name}: {name}", done, count),
     )
     return score_attempts(attempts, definition, name=name, split=options.split)
+
+
+def _count(task: config.Task, options: EvalOptions) -> int:
+    """Return how many problems are asked for: of the training set no more than it has."""
+    count = options.limit or _COUNT
+    return min(count, task.examples) if options.split == "train" else count
 
 
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
@@ -259,6 +279,8 @@ def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.
             f"{name}: a model solves problems of the task that it was trained on"
         )
     _check_split_options(trained_on, options.task_options)
+    if options.split == "train":
+        _check_is_training_set(trained_on, options)
     task = replace(
         trained_on,
         seed=trained_on.seed if options.seed is None else options.seed,
@@ -266,7 +288,35 @@ def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.
     )
     if options.split != "train":
         _check_not_trained_on(trained_on, task, options.split, options.limit or _COUNT)
+        _check_file(task, options)
     return task
+
+
+def _check_is_training_set(trained_on: config.Task, options: EvalOptions) -> None:
+    """Refuse options under which problems of the split "train" are not those of the training."""
+    if options.limit is not None and options.limit > trained_on.examples:
+        raise ValueError(
+            f"--limit {options.limit} is more than the {trained_on.examples} problems that the "
+            "model was trained on; --split train has no others"
+        )
+    if options.task_options or options.seed not in (None, trained_on.seed):
+        raise ValueError(
+            "--split train asks for the problems that the model was trained on, which --seed and "
+            "--task-options would draw anew: leave them out, or take another split"
+        )
+
+
+def _check_file(task: config.Task, options: EvalOptions) -> None:
+    """Refuse options of drawing, or a seed, where the split's problems are read from a file."""
+    file = task.fields().get(options.split)
+    names = [option.partition("=")[0] for option in options.task_options]
+    drawing = [name for name in names if name not in ("train", "validation", "test")]
+    if file and (drawing or options.seed is not None):
+        raise ValueError(
+            f"the problems of the split {options.split} are read from {file}, and "
+            f"{'--seed' if not drawing else ', '.join(drawing)} would draw others: leave it out, "
+            f"or add --task-options {options.split}=null to have problems drawn"
+        )
 
 
 def _check_split_options(trained_on: config.Task, options: tuple[str, ...]) -> None:

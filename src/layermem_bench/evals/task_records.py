@@ -81,6 +81,12 @@ def _read_places(
         split = split if colon else task.split
         if split not in task.splits:
             raise ValueError(f"{task.name} has no split {split!r}, only {', '.join(task.splits)}")
+        if (task.name, split) in given:
+            (other,) = given[task.name, split]
+            raise ValueError(
+                f"{task.name} has the records {other} and {path} for its split {split}: name one "
+                "file, with all of them"
+            )
         given[task.name, split] = (path,)
     return folders, given
 

@@ -19,8 +19,8 @@ class EvalOptions:
     pairs; the name of a task that runs were trained on (arithmetic); evaluation tasks by name,
     "paper" (all of the paper's) or a definition (my.yaml), as `layermem list evals` shows them."""
     limit: int | None = number(None, at_least(1))
-    """The first documents, pairs of each paradigm, problems or items of each task; None: all, of
-    tasks that runs were trained on 10,000."""
+    """The first documents of each text, pairs of each paradigm, problems or items of each task;
+    None: all, of tasks that runs were trained on 10,000, or those of the training set."""
     batch_size: int | None = number(None, at_least(1))
     """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (on a GPU, of
     evaluation tasks, as many as fit; of tasks that runs were trained on 256)."""
@@ -38,7 +38,7 @@ class EvalOptions:
     """Of blimp: pairs of each paradigm by which linear probes are fitted to every layer's
     representations of the sentences; None: no probe."""
     split: Literal["train", "validation", "test"] = "test"
-    """Of tasks that runs were trained on: split of the problems."""
+    """Of tasks that runs were trained on: split of the problems; "train": what was trained on."""
     seed: int | None = number(None, at_least(0))
     """Of these: seed of the problems; None: the run's."""
     task_options: tuple[str, ...] = ()
