@@ -1,5 +1,6 @@
 """Problems of a run's own task through `layermem eval`: shares, levels, faults, what is refused."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -121,6 +122,15 @@ def test_the_training_set_has_no_other_problems(run, options, message, tmp_path,
             evaluate(tmp_path, *asked, *options)
     scores = evaluate(tmp_path, *asked).of("arithmetic, right answers")["all"].scores
     assert scores["lime"].count == TASK.examples
+
+
+def test_problems_longer_than_the_positions_of_a_model_are_refused(run, tmp_path):
+    short = shutil.copytree(run, tmp_path / "short")
+    config = json.loads((short / "final" / "config.json").read_text(encoding="utf-8"))
+    config["max_position_embeddings"] = 4
+    (short / "final" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"tokens with its solution, and short reads 4 \(max_pos"):
+        evaluate(tmp_path / "out", short, "--tasks", "arithmetic", "--limit", "5")
 
 
 def test_models_of_different_problems_are_not_compared(run, tmp_path):

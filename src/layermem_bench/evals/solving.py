@@ -17,6 +17,7 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_final
 from layermem_bench.config import run as config
 from layermem_bench.evals import Tell
 from layermem_bench.evals.generation import GreedySettings, greedy, read_answers, shared_greedy
+from layermem_bench.evals.perplexity import longest_context
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.solved import Shares, Solved
@@ -218,6 +219,7 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
     definition = get_task(name)
     problems = definition.problems(options.split, count, task.seed, **task.fields())
     model = load_final(Path(checkpoint.location))
+    _check_length(model, checkpoint, problems)
     attempts = attempt(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         checkpoint.tokenizer,
@@ -227,6 +229,21 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
         progress=lambda done: tell(f"{checkpoint.name}: {name}", done, count),
     )
     return score_attempts(attempts, definition, name=name, split=options.split)
+
+
+def _check_length(model: Any, checkpoint: Checkpoint, problems: Sequence[Problem]) -> None:
+    """Refuse problems that a model has no positions for."""
+    prompts, solutions = encode(checkpoint.tokenizer, problems)
+    # Answers to queries stand beside their sequence.
+    pairs = zip(
+        prompts, [[]] * len(prompts) if select_queried(problems) else solutions, strict=True
+    )
+    needed, longest = max(len(a) + len(b) for a, b in pairs), longest_context(model.config)
+    if longest is not None and needed > longest:
+        raise ValueError(
+            f"a problem has {needed} tokens with its solution, and {checkpoint.name} reads "
+            f"{longest} (max_position_embeddings): choose --task-options with shorter problems"
+        )
 
 
 def _count(task: config.Task, options: EvalOptions) -> int:
