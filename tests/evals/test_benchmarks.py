@@ -327,7 +327,7 @@ def test_scores_are_those_of_lm_eval(which, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
     # The real records are where the checkpoint is.
     real = which == "stories260K"
-    limit = 10 if real else 20
+    limit = 6 if real else 10
     records = REAL if real else write_records(tmp_path / "records", FIVE, count=30)
     result = evaluate(
         *(tmp_path, tmp_path / "llama", tmp_path / "plain", "--tasks", ",".join(FIVE)),
