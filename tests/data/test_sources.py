@@ -4,6 +4,7 @@ import bz2
 import functools
 import gzip
 import json
+import logging
 import lzma
 from types import SimpleNamespace
 
@@ -171,7 +172,7 @@ def test_parquet_by_its_column(tmp_path):
     parquet.write_table(pyarrow.table({"body": TEXTS * 300, "n": list(range(900))}), path)
     assert list(open_source(str(path), text_field="body")) == TEXTS * 300
     with pytest.raises(
-        ValueError, match=r"no field 'text' \(it has body, n\); set data.text_field"
+        ValueError, match=r"no field 'text' \(it has body, n\); name it by --data.text-field"
     ):
         list(open_source(str(path)))
 
@@ -225,7 +226,7 @@ def test_the_fingerprint_follows_the_content_and_not_the_name(tmp_path):
 
 def test_the_fingerprint_follows_what_is_a_document(tmp_path):
     marks = []
-    for name in ("a.jsonl", "a.json", "a.txt", "a.md"):
+    for name in ("a.jsonl", "a.json", "a.py", "a.md"):
         (tmp_path / name).write_bytes(json_lines())
         marks.append(open_source(str(tmp_path / name)).fingerprint())
     lines, same, whole, as_well = marks
@@ -237,7 +238,10 @@ def test_the_fingerprint_follows_what_is_a_document(tmp_path):
     [
         (b'{"text": "a"}\n{"text": \n', r"a.jsonl, line 2 is not JSON"),
         (b'{"text": "a"}\n\xff\n', r"line 2 is not UTF-8 at byte 0; convert it first"),
-        (b'{"body": "a"}\n', r"line 1 has no field 'text' \(it has body\); set data.text_field"),
+        (
+            b'{"body": "a"}\n',
+            r"line 1 has no field 'text' \(it has body\); name it by --data.text-field",
+        ),
         (b'{"text": 3}\n', r"line 1: text must be a text, got 3"),
         (b'{"text": "a"}\n{"text": "\\ud800b"}\n', r"a.jsonl, line 2: .* half a surrogate pair"),
         (b'[\n{"text": "a"}\n]', r"line 1 is not JSON .*; a line must hold one whole object"),
@@ -354,3 +358,44 @@ def test_a_dataset_that_cannot_be_loaded(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(ValueError, match="team/corpus is neither a local path nor .*no network"):
         list(open_source("team/corpus"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonlines", "part-00000", "a.jsonl.bak", "a.txt", "a.log.gz"])
+def test_json_lines_of_another_name_are_no_text(name, tmp_path):
+    content = b'\n{"text": "beta"}\n{"text": "gamma"}\n'
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(ValueError, match=f"{name} begins with a JSON object.* end in .jsonl"):
+        open_source(str(path))
+    (tmp_path / "a.md").write_bytes(content)
+    assert len(list(open_source(str(tmp_path / "a.md")))) == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("data/train-00000-of-00002.parquet", "data/test-00000-of-00001.parquet"),
+        ("train.jsonl", "valid.jsonl"),
+        ("en/train/0.jsonl", "en/validation/0.jsonl"),
+    ],
+)
+def test_a_folder_of_several_splits_is_refused(names, tmp_path):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a"}\n', encoding="utf-8")
+    said = f"holds files of several splits .*{names[1]}.*: put those of one split into a folder"
+    with pytest.raises(ValueError, match=said):
+        open_source(str(tmp_path))
+    assert open_source(str(tmp_path / names[0]))
+
+
+def test_what_is_left_out_of_a_folder_is_said(tmp_path, caplog):
+    for name in ("a.jsonl", "b.csv", "c.csv", "d", "testing.jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}\n', encoding="utf-8")
+    with caplog.at_level(logging.INFO):
+        assert len(open_source(str(tmp_path)).paths) == 2
+    assert "2 files are read, left out are 2 of .csv, 1 of no suffix" in caplog.text
+
+
+def test_the_name_of_a_dataset_may_have_a_dot():
+    assert open_source("mlfoundations/dclm-baseline-1.0", streaming=True).name.endswith("-1.0")

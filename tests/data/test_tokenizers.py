@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -125,3 +126,20 @@ def test_a_piece_inside_a_word_is_not_read_where_it_is_spelled_out():
     tokenizer = train_word_pieces(["The cat sat.", "##a #"] * 3, 60)
     assert tokenizer.tokenize("##a") == ["#", "#", "a"]
     assert tokenizer.all_special_tokens == ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"]
+
+
+def test_a_tokenizer_that_was_saved_cutting_and_padding_is_the_same_after_a_call(tmp_path):
+    saved = load_tokenizer("bytes")
+    saved.backend_tokenizer.enable_truncation(4)
+    saved.backend_tokenizer.enable_padding(length=8)
+    saved.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    before = fingerprint(tokenizer)
+    assert len(tokenizer("longer than four")["input_ids"]) == 16
+    assert fingerprint(tokenizer) == before
+
+
+def test_a_tokenizer_in_python_is_refused(tmp_path):
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a ByT5Tokenizer, written in Python: name one with"):
+        load_tokenizer(str(tmp_path))

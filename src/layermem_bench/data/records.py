@@ -69,7 +69,7 @@ class Record:
 
     def document(self, name: str) -> str:
         """Return the field of a document's text, which may be empty."""
-        return self.text(name, "; set data.text_field, or --field", blank=True)
+        return self.text(name, "; name it by --data.text-field (of eval by --field)", blank=True)
 
     def texts(self, name: str) -> list[str]:
         """Return a field that holds a list of texts, at least one."""

@@ -9,9 +9,11 @@ import codecs
 import glob
 import hashlib
 import json
+import logging
 import re
 import sysconfig
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +28,19 @@ from layermem_bench.data.records import (
     skip_bytes,
 )
 
+logger = logging.getLogger(__name__)
+
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
 # The part of a file that is one document; of other files, all of it is.
 _UNITS = {**dict.fromkeys(JSON_LINES, "line"), ".parquet": "row"}
 _SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
+_TABLES, _ARCHIVES = (".csv", ".tsv"), (".tar", ".tgz")
+_NO_TEXT = (*_TABLES, *_ARCHIVES)
+# What the name of a file of records says of its split, as those of datasets on the hub do.
+_SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|dev)(?:[-_./]|$)")
+# Bytes in which the first line of a file is looked for.
+_FIRST_LINE = 2**16
 # Bytes of a plain file read at once.
 _CHUNK = 2**20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -83,7 +93,8 @@ def open_source(
     if local:
         return local
     name, split = hub_name(source)
-    if name.startswith(("/", ".", "~")) or Path(name).suffix or name.count("/") > 1:
+    is_file = kind_of(Path(name)) in (*_SUFFIXES, *_NO_TEXT)
+    if name.startswith(("/", ".", "~")) or is_file or name.count("/") > 1:
         raise FileNotFoundError(
             f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
             '(NAME or NAME:SPLIT), or "stdlib"'
@@ -221,17 +232,55 @@ def open_path(path: Path, text_field: str) -> LocalFiles | None:
     """Return the documents of a file or folder, or None where there is neither."""
     if not path.exists():
         return None
-    if path.is_file() and kind_of(path) == ".tar":
+    if path.is_file() and kind_of(path) in _ARCHIVES:
         raise ValueError(f"{path} is an archive; unpack it, and name the folder")
-    if path.is_file() and kind_of(path) in (".csv", ".tsv"):
+    if path.is_file() and kind_of(path) in _TABLES:
         raise ValueError(
             f"{path} is a table, whose cells are no text of their own: write its texts as JSON "
             "lines (.jsonl) or Parquet, with --data.text-field"
         )
-    paths = sorted(find_files(path)) if path.is_dir() else [path]
+    if path.is_dir():
+        return LocalFiles(_files_of(path), text_field)
+    if document_unit(path) == "file" and kind_of(path) not in (".py", ".md") and _is_json(path):
+        raise ValueError(
+            f"{path} begins with a JSON object, and would be read as one text: if its lines are "
+            "records, rename it to end in .jsonl"
+        )
+    return LocalFiles([path], text_field)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold text, and say which others there are."""
+    paths = sorted(find_files(folder))
     if not paths:
-        raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_SUFFIXES)}")
-    return LocalFiles(paths, text_field)
+        raise ValueError(f"the folder {folder} holds no file of a kind {', '.join(_SUFFIXES)}")
+    splits: dict[str, Path] = {}
+    for path in paths:
+        split = _SPLIT.search(path.relative_to(folder).as_posix())
+        if split and document_unit(path) != "file":
+            splits.setdefault(split[1], path)
+    if len(splits) > 1:
+        named = ", ".join(str(path.relative_to(folder)) for path in splits.values())
+        raise ValueError(
+            f"the folder {folder} holds files of several splits ({named}), which would all be "
+            "read: put those of one split into a folder of their own, or name its file"
+        )
+    files = (folder / name for name in glob.iglob("**", root_dir=folder, recursive=True))
+    others = Counter(kind_of(each) or "no suffix" for each in files if each.is_file())
+    if left_out := {kind: n for kind, n in others.items() if kind not in _SUFFIXES}:
+        counts = ", ".join(f"{n} of {kind}" for kind, n in sorted(left_out.items()))
+        logger.info("%s: %d files are read, left out are %s", folder, len(paths), counts)
+    return paths
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the first line of a file is a JSON object."""
+    with open_decompressed(path) as file:
+        lines = file.read(_FIRST_LINE).lstrip().splitlines()
+    try:
+        return bool(lines) and isinstance(json.loads(lines[0]), dict)
+    except ValueError:
+        return False
 
 
 def find_files(folder: Path) -> Iterator[Path]:

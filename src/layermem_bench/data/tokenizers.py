@@ -64,6 +64,14 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         ) from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {name} has no end token to put between documents")
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"the tokenizer {name} is a {type(tokenizer).__name__}, written in Python: name one "
+            "with a tokenizer.json"
+        )
+    # As it was saved it may cut and pad texts, which changes with its first call.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 

@@ -86,6 +86,20 @@ def test_many_runs_are_one_array(slurm, tmp_path):
     assert launcher.room() >= 1000
 
 
+def test_a_worker_that_raises_is_one_failure(slurm, tmp_path):
+    launcher = SlurmArray(Launching(launcher="slurm"))
+    work = launch(launcher, tmp_path, "raises", "runs")
+    logs = tmp_path / "board" / LOGS
+    raised = "Traceback (most recent call last):\nFileNotFoundError: no /venv/bin/python\n"
+    cloudpickle_dump(("error", raised), logs / "77_0_0_result.pkl")
+    states(slurm, {"77_1": "RUNNING"})
+    seen_now()
+    assert launcher.ended() == {"raises": 1}
+    said = (work["raises"][1].path / "error.txt").read_text()
+    assert "the worker of Slurm's job 77_0 failed: FileNotFoundError: no /venv/bin/python" in said
+    assert not (slurm / "cancelled").exists()
+
+
 def test_how_jobs_end(slurm, tmp_path):
     launcher = SlurmArray(Launching(launcher="slurm", retries=1))
     work = launch(launcher, tmp_path, "ends", "fails", "cancelled", "dies", "runs")

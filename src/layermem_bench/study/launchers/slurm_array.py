@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -190,7 +191,16 @@ def _outcome(job: Any) -> Outcome | None:
     """Return what a job's worker returned; None where it was ended before it could."""
     if not job.paths.result_pickle.exists():
         return None
-    result: Outcome = job.result()
+    from submitit.core.utils import UncompletedJobError
+
+    try:
+        result: Outcome = job.result()
+    except UncompletedJobError as error:
+        # Its worker raised: no Python of that name there, a full disk. Other runs go on.
+        # The trace stands between two lines of dashes.
+        trace = re.split("(?m)^-{5,}$", str(error))
+        lines = [line for line in trace[len(trace) // 2].splitlines() if line.strip()]
+        return 1, f"the worker of Slurm's job {job.job_id} failed: {lines[-1].strip()}"
     return result
 
 
