@@ -127,6 +127,14 @@ def test_a_problem_is_read_once(tmp_path):
     assert len(texts) == len(set(texts)) > 60
 
 
+@pytest.mark.parametrize("name", ["mqar", "chains", "mad"])
+def test_answers_to_queries_are_not_part_of_a_text(name):
+    # They are labels, which no model reads.
+    task = Task(name=name, test=3)
+    problems = get_task(name).problems("test", 3, task.seed)
+    assert next(draw_problems(task)) == [problem.prompt for problem in problems]
+
+
 def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
     read = 0
 

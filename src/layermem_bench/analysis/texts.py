@@ -19,6 +19,7 @@ from layermem_bench.analysis.separability import FOLDS
 from layermem_bench.config.run import Task
 from layermem_bench.data.sources import open_source
 from layermem_bench.results.analysis import AnalysisOptions
+from layermem_bench.tasks.problems import Problem, Queried
 from layermem_bench.tasks.registry import get_task
 
 # Seeds of which problems are drawn in search of rare words, at most.
@@ -167,7 +168,7 @@ def find_occurrences(
 
 
 def read_problems(task: Task) -> Iterator[str]:
-    """Yield the test problems of all seeds with their solutions, each of them once."""
+    """Yield the texts of the test problems of all seeds, each of them once."""
     seen = set[int]()
     for texts in draw_problems(task):
         new = [text for text in texts if hash(text) not in seen]
@@ -182,7 +183,15 @@ def draw_problems(task: Task) -> Iterator[list[str]]:
     definition = get_task(str(task.name))
     for seed in range(task.seed, task.seed + _SEEDS):
         problems = definition.problems("test", task.test, seed, **task.fields())
-        yield list(dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems))
+        yield list(dict.fromkeys(map(_text_of, problems)))
+
+
+def _text_of(problem: Problem) -> str:
+    """Return the sequence that a model is trained on."""
+    # The prompt of a problem with queries is the whole sequence; its answers are labels.
+    if isinstance(problem, Queried):
+        return problem.prompt
+    return f"{problem.prompt} {problem.solution}"
 
 
 def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:
