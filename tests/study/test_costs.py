@@ -95,6 +95,14 @@ def test_sizes_are_those_of_the_first_variant():
     assert point.cache[last].held < point.cache["plain"].held
 
 
+def test_biases_count_as_parameters():
+    (point,) = count_costs(["tiny-aet-4"], "plain,plain:attention_bias=true:mlp_bias=true").points
+    plain, biased = (by_counting["honest"] for by_counting in point.counted.values())
+    # Of 4 layers: query, key, value, output; gate, up, down.
+    assert biased.parameters - plain.parameters == 4 * (4 * 32 + 2 * 128 + 32)
+    assert biased.forward == plain.forward
+
+
 @pytest.mark.parametrize(
     ("option", "sizes"),
     [("num_hidden_layers", {"layers": (2, 4)}), ("hidden_size", {"widths": (32, 64)})],
