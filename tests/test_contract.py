@@ -282,6 +282,16 @@ def test_parameters_and_flops_equal_the_closed_form(case, ids):
     assert counting.count_forward_flops(config, entry.variant, ids.shape[1]) == per_token
 
 
+@pytest.mark.parametrize("biases", [("attention_bias",), ("attention_bias", "mlp_bias")], ids=str)
+def test_biases_are_counted(case, biases):
+    entry, fields = case
+    config = entry.config(**{**fields, **dict.fromkeys(biases, True)})
+    with torch.device("meta"):
+        model = entry.causal_lm(config)
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    assert counting.count_parameters(config, entry.variant) == expected
+
+
 @pytest.mark.slow
 @needs_compiler
 def test_compiled_equals_eager(entry, ids):

@@ -160,6 +160,114 @@ def test_attached_memory_routes_the_values(lora):
         np.testing.assert_allclose(captured.routed[i], expected, rtol=1e-4, atol=1e-5)
 
 
+OLMO = {
+    "olmo": (transformers.OlmoConfig, {**TINY, "clip_qkv": 0.01}),
+    "olmoe": (
+        transformers.OlmoeConfig,
+        {**TINY, "clip_qkv": 0.01, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OLMO)
+def test_values_that_attention_clips(name, dtype):
+    config, fields = OLMO[name]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config(**fields)).eval().to(dtype)
+    (captured,) = capture(model, batches()[:1])
+    for values, routed in zip(captured.values, captured.routed, strict=True):
+        np.testing.assert_array_equal(values, routed)
+        assert np.abs(values).max() == torch.tensor(0.01, dtype=dtype)
+
+
+def test_captured_arrays_do_not_change_with_the_tensors_of_the_model():
+    """Of float32 on the CPU there is no copy unless it is asked for."""
+    model = hf_model("llama")
+    (expected,) = capture(model, batches()[:1])
+
+    def clear(module, inputs):
+        inputs[0].zero_()
+
+    model.model.norm.register_forward_pre_hook(clear)
+    (captured,) = capture(model, batches()[:1])
+    np.testing.assert_array_equal(captured.hidden[-1], expected.hidden[-1])
+
+
+SELF_ATTENTION = layermem.retrofit.Host(
+    layers="model.layers", attention="self_attn", key="k_proj", value="v_proj"
+)
+GEMMA = {
+    **TINY,
+    "head_dim": 8,
+    "vocab_size_per_layer_input": 61,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+    "pad_token_id": 0,
+}
+WITH_VALUE_NORMS = {
+    "gemma3n": (
+        transformers.Gemma3nForCausalLM,
+        transformers.Gemma3nTextConfig,
+        {**GEMMA, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4},
+    ),
+    "gemma4": (
+        transformers.Gemma4ForCausalLM,
+        transformers.Gemma4TextConfig,
+        {**GEMMA, "global_head_dim": 8},
+    ),
+    "gemma4-keys-as-values": (
+        transformers.Gemma4ForCausalLM,
+        transformers.Gemma4TextConfig,
+        {**GEMMA, "global_head_dim": 8, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+}
+
+
+def make_with_value_norms(name):
+    model_class, config, fields = WITH_VALUE_NORMS[name]
+    torch.manual_seed(0)
+    return model_class(config(**fields, attn_implementation="eager")).eval()
+
+
+@pytest.mark.parametrize("name", WITH_VALUE_NORMS)
+def test_values_that_attention_normalises(name):
+    model = make_with_value_norms(name)
+    # The values that attention reads are the last that the norm returns.
+    returned = []
+    for layer in model.model.layers:
+        norm = layer.self_attn.v_norm
+        norm.register_forward_hook(lambda *args: returned.append(args[2].flatten(2)))
+    (captured,) = capture(model, batches()[:1], kinds=("values", "routed"))
+    for values, routed, read in zip(captured.values, captured.routed, returned, strict=True):
+        np.testing.assert_array_equal(routed, read)
+        np.testing.assert_array_equal(values, read)
+
+
+def test_attached_memory_routes_values_before_their_norm():
+    model = make_with_value_norms("gemma4")
+    (bare,) = capture(model, batches()[:1])
+    model = layermem.attach(model, host=SELF_ATTENTION)
+    (identity,) = capture(model, batches()[:1])
+    for layer in model.model.layers[1:]:
+        torch.nn.init.normal_(layer.self_attn.memory.weight)
+    (routed,) = capture(model, batches()[:1])
+    for kind in ("hidden", "values", "routed"):
+        for before, after in zip(getattr(bare, kind), getattr(identity, kind), strict=True):
+            np.testing.assert_array_equal(before, after)
+    # The first layer has no router, so that its values are the same.
+    np.testing.assert_array_equal(routed.values[0], bare.values[0])
+    np.testing.assert_array_equal(routed.routed[0], bare.values[0])
+    assert np.abs(routed.routed[1] - routed.values[1]).max() > 0.1
+
+
+def test_hidden_states_of_another_shape_are_refused():
+    # Each layer of Gemma 3n returns several streams [4, B, T, D].
+    model = make_with_value_norms("gemma3n")
+    with pytest.raises(ValueError, match=r"layer 0 .* returns \[4, 3, 10, 32\], expected a hidden"):
+        next(capture(model, batches()))
+
+
 FALCON = {
     **{k: v for k, v in TINY.items() if k not in ("intermediate_size", "num_key_value_heads")},
     "alibi": False,

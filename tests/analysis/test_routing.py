@@ -9,7 +9,13 @@ from tiny import TINY, make
 import layermem
 from layermem.models.registry import lookup
 from layermem.retrofit.attachment import attachment_of
-from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
+from layermem_bench.analysis.routing import (
+    borrowers_of_mixtures,
+    circuits,
+    head_heatmaps,
+    mean_heatmap,
+    readings,
+)
 
 
 def a_model(name="lime", **fields):
@@ -51,6 +57,22 @@ def test_keys_and_values_that_read_differently():
     weight = model.model.layers[3].self_attn.memory.weight.detach().abs().double().numpy()
     expected = np.array([weight[0], 0, 0, weight[1]]) / weight.sum()
     np.testing.assert_allclose(mean_heatmap(model, "value")[3], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        ("lime", {}, []),
+        # Layer 1 borrows from layer 0, which has nothing to route.
+        ("lime", {"storage": "half"}, [3]),
+        ("lime", {"storage": "half", "upper": "mix"}, [3]),
+        ("cla", {}, []),
+    ],
+    ids=str,
+)
+def test_layers_that_borrow_a_mixture(name, fields, expected):
+    model = a_model(name, **fields)
+    assert borrowers_of_mixtures(model, mean_heatmap(model)) == expected
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])

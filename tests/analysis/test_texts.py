@@ -127,6 +127,14 @@ def test_a_problem_is_read_once(tmp_path):
     assert len(texts) == len(set(texts)) > 60
 
 
+@pytest.mark.parametrize("name", ["mqar", "chains", "mad"])
+def test_answers_to_queries_are_not_part_of_a_text(name):
+    # They are labels, which no model reads.
+    task = Task(name=name, test=3)
+    problems = get_task(name).problems("test", 3, task.seed)
+    assert next(draw_problems(task)) == [problem.prompt for problem in problems]
+
+
 def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
     read = 0
 
@@ -212,7 +220,7 @@ def test_words_that_do_not_occur_often_enough_are_refused(words, each, message):
 
 
 def test_texts_are_read_as_far_as_needed():
-    endless = (f"it is {i}" for i in itertools.count())
+    endless = (f"{i} it is" for i in itertools.count())
     assert len(find_occurrences(endless, load_tokenizer("bytes"), ["is"], 5)) == 5
 
 
@@ -225,6 +233,31 @@ def test_a_repeated_text_is_left_out():
     ]
     with pytest.raises(ValueError, match="'were' occurs 2 times in songs, 3 were asked for"):
         find_occurrences(again, tokenizer, ["were"], 3, where="songs")
+
+
+def test_texts_that_begin_alike_count_once():
+    """A causal model computes the same vector at a word, whatever follows."""
+    tokenizer = load_tokenizer("bytes")
+    texts = ["it is here", "it is there, it was", "it is there, it is", "so it is"]
+    occurrences = find_occurrences(texts, tokenizer, ["is", "was"], 1)
+    assert [(texts.index(each.text), each.token) for each in occurrences] == [(0, 4), (1, 18)]
+    occurrences = find_occurrences(texts, tokenizer, ["is"], 3)
+    assert [(texts.index(each.text), each.token) for each in occurrences] == [
+        (0, 4),
+        (2, 17),
+        (3, 7),
+    ]
+    with pytest.raises(ValueError, match="'is' occurs 3 times in the text, 4 were asked for"):
+        find_occurrences(texts, tokenizer, ["is"], 4)
+
+
+@pytest.mark.parametrize("name", list(all_tasks()))
+def test_a_run_on_a_task_has_enough_of_its_words(name):
+    task, definition = Task(name=name), get_task(name)
+    words, each = definition.words(**task.fields()), AnalysisOptions().each
+    tokenizer = definition.tokenizer(**task.fields())
+    occurrences = find_occurrences(read_problems(task), tokenizer, words, each, 128)
+    assert len(occurrences) == len(words) * each
 
 
 def test_a_word_without_a_token_is_refused_but_not_one_with_a_token_after_a_space():

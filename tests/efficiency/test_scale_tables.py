@@ -42,6 +42,17 @@ def test_the_command_prints_whole_names_at_80_columns(monkeypatch, capsys):
         (["--gpus", "8"], "--gpus needs --device"),
         (["--gpus", "8", "--device", "h10"], "unknown device 'h10'; did you mean h100?"),
         (["--gpus", "8", "--device", "h100", "--measure"], "--measure is of no plan"),
+        (
+            ["--gpus", "8", "--device", "h100", "--batch", "2", "--repeats", "3"],
+            "--batch, --repeats is of no plan",
+        ),
+        (["--gpus", "8", "--device", "h100", "--modes", "default"], "--modes is of no plan"),
+        (
+            ["--batch", "2", "--modes", "default"],
+            "--batch, --modes has no effect without --measure",
+        ),
+        (["--repeats", "3"], "--repeats has no effect without --measure"),
+        (["--precision", "bfloat16"], "--precision has no effect without --measure"),
         (["--gpus", "0", "--device", "h100"], "--gpus must be at least 1, got 0"),
     ],
 )

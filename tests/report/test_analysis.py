@@ -8,6 +8,7 @@ from recorded import an_analysis, record
 
 from layermem_bench import cli
 from layermem_bench.report import analysis, figures
+from layermem_bench.report.depth import routing_section
 from layermem_bench.report.page import Link
 from layermem_bench.results.analysis import DepthMixture
 from layermem_bench.results.files import to_json
@@ -80,6 +81,31 @@ def test_sections_name_what_they_show_and_why_something_is_missing(undrawn):
     assert parts[6].paragraphs == ["It is not shown: the weights are secret."]
     instead = "It mixes over depth without routers: see What mixing mixes."
     assert parts[7].paragraphs == [instead]
+
+
+def test_what_the_pictures_of_routers_leave_open_is_said(undrawn):
+    model = MADE_UP.models["lime"]
+    section = routing_section("lime", model)
+    (switch,) = section.switches
+    assert not any("borrows" in text for text in section.paragraphs)
+    assert "averaged" not in switch.options[0][1].caption
+    apart = replace(model.routing, borrowers=(1,), parts={"key": model.routing.heatmap})
+    section = routing_section("lime", replace(model, routing=apart))
+    assert section.paragraphs[0].startswith("The source of a layer that borrows (1) is its lender")
+    (switch,) = section.switches
+    assert "averaged over keys and values" in switch.options[0][1].caption
+
+
+def test_controls_are_of_a_model_that_is_named(undrawn):
+    def controls(made_up):
+        (section,) = (
+            s for s in analysis.sections(made_up, {}, {}) if s.title == "Separability of words"
+        )
+        return section.paragraphs[1]
+
+    assert controls(MADE_UP).startswith("Controls, of lime. Of values that attention reads")
+    alone = replace(MADE_UP, models={"plain": MADE_UP.models["plain"]})
+    assert controls(alone).startswith("Of values that attention reads, paper: chance 50.0%")
 
 
 def test_models_stand_in_the_order_and_styles_of_their_runs(undrawn):

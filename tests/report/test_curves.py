@@ -1,73 +1,108 @@
 """Curves: what they name, what they refuse, and the same file twice."""
 
 import math
+from dataclasses import replace
 
 import pytest
-import yaml
+from recorded import SIZES, record
 
+from layermem_bench import cli
+from layermem_bench.config.run import Data, Optim
 from layermem_bench.report.drawings import curves_of_arms, draw_curves
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import Validation
+from layermem_bench.study.run_folders import find_comparable
 
 
-def a_folder(path, variant="lime", rows=20, validates=True):
-    folder = RunFolder(path)
-    folder.create()
-    config = {"variant": variant, "seed": 3, "model": {"options": ["router=full"]}}
-    folder.config.write_text(yaml.safe_dump(config))
-    for step in range(1, rows + 1):
-        folder.append_row({"step": step, "tokens": 100 * step, "loss": 5 / step})
-        if validates and step % 5 == 0:
-            folder.append_row({"step": step, "tokens": 100 * step, "val_loss": 6 / step})
+def a_folder(path, variant="lime", validates=True, **changes):
+    """Record a run whose losses fall to 0.3; return its folder."""
+    options = () if variant == "plain" else ("router=full",)
+    changes.setdefault("model", replace(SIZES, options=options))
+    path = record(path, variant=variant, final=0.3, **{"seed": 3, "ended": False, **changes})
+    if not validates:
+        folder = RunFolder(path)
+        folder.write_rows([row for row in folder.rows() if "val_loss" not in row])
     return path
+
+
+def draw(runs, out):
+    draw_curves(find_comparable(runs), out)
 
 
 def test_both_runs_are_named_with_their_last_loss(tmp_path):
     runs = [a_folder(tmp_path / v, v) for v in ("lime", "plain")]
     for name in ("a.svg", "b.svg"):
-        draw_curves(runs, tmp_path / name)
+        draw(runs, tmp_path / name)
     text = (tmp_path / "a.svg").read_text()
     assert "lime router=full, seed 3: validation loss 0.300" in text
-    assert "plain router=full, seed 3" in text
+    assert "plain, seed 3: validation loss 0.300" in text
     assert text == (tmp_path / "b.svg").read_text()
 
 
 def test_runs_called_alike_are_told_apart_by_their_folders(tmp_path):
-    runs = [a_folder(tmp_path / name, "lime") for name in ("fast", "slow")]
-    draw_curves([*runs, a_folder(tmp_path / "plain", "plain")], tmp_path / "a.svg")
+    rates = {"fast": 0.1, "slow": 0.01}
+    runs = [a_folder(tmp_path / name, optim=Optim(lr=lr)) for name, lr in rates.items()]
+    draw([*runs, a_folder(tmp_path / "plain", "plain")], tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert "lime router=full, seed 3 (fast): validation loss" in text
     assert "lime router=full, seed 3 (slow): validation loss" in text
-    assert "plain router=full, seed 3: validation loss" in text
+    assert "plain, seed 3: validation loss" in text
 
 
 def test_what_has_not_ended_or_has_diverged_is_said(tmp_path):
-    ended, going, lost, old = (a_folder(tmp_path / v, v) for v in ("e", "g", "l", "o"))
+    ended, going, lost, old = (a_folder(tmp_path / f"{s}", seed=s) for s in range(4))
     for path in (ended, old):
         (path / "final").mkdir()
     RunFolder(lost).record_divergence("abc", 21, "not finite")
-    RunFolder(old).append_row({"step": 30, "tokens": 3000, "val_loss": math.nan})
-    draw_curves([ended, going, lost, old], tmp_path / "a.svg")
+    RunFolder(old).append_row({"step": 50, "tokens": 5000, "val_loss": math.nan})
+    draw([ended, going, lost, old], tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     last = RunFolder(going).last_row()["step"]
-    assert "e router=full, seed 3: validation loss 0.300<" in text
-    assert f"g router=full, seed 3: validation loss 0.300 (at step {last})" in text
-    assert f"l router=full, seed 3: validation loss 0.300 (diverged by step {last})" in text
-    assert "o router=full, seed 3: validation loss nan (diverged by step 30)" in text
+    assert "seed 0: validation loss 0.300<" in text
+    assert f"seed 1: validation loss 0.300 (at step {last})" in text
+    assert f"seed 2: validation loss 0.300 (diverged by step {last})" in text
+    assert "seed 3: validation loss nan (diverged by step 50)" in text
 
 
 def test_a_run_without_validation_and_another_format(tmp_path):
-    draw_curves([a_folder(tmp_path / "a", validates=False)], tmp_path / "new" / "a.png")
+    draw([a_folder(tmp_path / "a", validates=False)], tmp_path / "new" / "a.png")
     assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_no_run(tmp_path):
-    with pytest.raises(ValueError, match="nowhere is no run folder, or holds no metrics yet"):
-        draw_curves([tmp_path / "nowhere"], tmp_path / "a.svg")
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist; name a run folder"):
+        draw([tmp_path / "nowhere"], tmp_path / "a.svg")
     with pytest.raises(ValueError, match="at least one"):
-        draw_curves([], tmp_path / "a.svg")
+        draw([], tmp_path / "a.svg")
+    with pytest.raises(ValueError, match="new holds no metrics yet: leave it out"):
+        draw([a_folder(tmp_path / "new", rows=0)], tmp_path / "a.svg")
     with pytest.raises(ValueError, match=r"must end in .svg, .png or .pdf, got .*a.foo"):
-        draw_curves([tmp_path / "nowhere"], tmp_path / "a.foo")
+        draw([a_folder(tmp_path / "a")], tmp_path / "a.foo")
+
+
+def test_runs_whose_losses_do_not_compare_are_not_drawn_together(tmp_path):
+    bytes_, tokens = (
+        a_folder(tmp_path / name, data=Data(tokenizer=name)) for name in ("bytes", "gpt2")
+    )
+    figure = ["--figure", str(tmp_path / "a.svg")]
+    with pytest.raises(SystemExit, match=r"bytes on .*tokenizer=bytes.*; gpt2 on .*=gpt2"):
+        cli.main(["report", str(bytes_), str(tokens), *figure])
+    # A folder that says something else than what was trained is as little compared.
+    record(tmp_path / "edited", about={"digest": "0"})
+    with pytest.raises(SystemExit, match="was edited after the run wrote it"):
+        cli.main(["report", str(tmp_path / "edited"), *figure])
+    cli.main(["report", str(bytes_), *figure])
+    assert (tmp_path / "a.svg").exists()
+
+
+@pytest.mark.parametrize("option", ["--analysis", "--evaluation", "--costs", "--against", "--out"])
+@pytest.mark.parametrize("instead", ["--figure", "--export"])
+def test_what_is_for_the_page_is_refused_without_it(option, instead, tmp_path, capsys):
+    file = str(tmp_path / ("a.svg" if instead == "--figure" else "a.csv"))
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(tmp_path), instead, file, option, "x"])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"{option} is for the page, which {instead} does not write" in said
 
 
 def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():

@@ -85,6 +85,35 @@ def test_a_misspelt_option_is_not_counted_as_nothing():
         count_costs(["tiny-aet-4"], "plain,lime:ruoter_window=2")
 
 
+def test_sizes_are_those_of_the_first_variant():
+    # A control of equal cache has fewer key-value heads, as its name says.
+    (point,) = count_costs(
+        ["tiny-aet-4"], "plain,lime,plain:num_key_value_heads=1:num_hidden_layers=2"
+    ).points
+    assert (point.layers, point.heads, point.kv_heads) == (4, 4, 4)
+    last = list(point.counted)[-1]
+    assert point.cache[last].held < point.cache["plain"].held
+
+
+def test_biases_count_as_parameters():
+    (point,) = count_costs(["tiny-aet-4"], "plain,plain:attention_bias=true:mlp_bias=true").points
+    plain, biased = (by_counting["honest"] for by_counting in point.counted.values())
+    # Of 4 layers: query, key, value, output; gate, up, down.
+    assert biased.parameters - plain.parameters == 4 * (4 * 32 + 2 * 128 + 32)
+    assert biased.forward == plain.forward
+
+
+@pytest.mark.parametrize(
+    ("option", "sizes"),
+    [("num_hidden_layers", {"layers": (2, 4)}), ("hidden_size", {"widths": (32, 64)})],
+)
+def test_an_option_that_contradicts_the_sizes_is_refused(option, sizes):
+    (name,) = sizes
+    message = rf"plain:{option}=32 has the same {option} at all --{name}: leave out its option"
+    with pytest.raises(ValueError, match=message):
+        count_costs(["tiny-aet-4"], f"lime,plain:{option}=32", **sizes)
+
+
 def test_options_may_come_before_the_presets(capsys):
     cli.main(["costs", "--tokens", "8", "tiny-aet-4"])
     assert "tiny-aet-4: 4 x 32, 4 heads, T 8" in capsys.readouterr().out

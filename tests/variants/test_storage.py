@@ -184,8 +184,7 @@ def test_layers_that_mix_are_pruned_to_one_head_for_each(fields, ids, tmp_path):
     assert count_read(model.config, model.variant) == count_read(
         PlainConfig(**{**DEEP, "num_key_value_heads": heads}), lookup("plain").variant
     )
-    if not model.config.attention_bias:
-        assert model.num_parameters() == count_parameters(model.config, model.variant)
+    assert model.num_parameters() == count_parameters(model.config, model.variant)
     model.save_pretrained(tmp_path)
     loaded = LimeForCausalLM.from_pretrained(tmp_path, dtype="float64").eval()
     with torch.no_grad():

@@ -31,6 +31,10 @@ class Sizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def tie_word_embeddings(self) -> bool: ...
+    @property
+    def attention_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
 
 
 class Additions(Protocol):
@@ -48,6 +52,9 @@ class Additions(Protocol):
     def lenders(self, config: Any, layer_idx: int, /) -> tuple[int, ...]:
         """Return the layers whose keys and values a layer attends to instead of its own."""
 
+    def projects(self, config: Any, layer_idx: int, /) -> tuple[str, ...]:
+        """Return what a layer projects itself, of key and value."""
+
     def entries_read(self, config: Any, layer_idx: int, /) -> int:
         """Count the cache entries, a key and a value each, that a layer reads of one token."""
 
@@ -63,6 +70,8 @@ class DecoderSizes:
     num_attention_heads: int
     num_key_value_heads: int
     tie_word_embeddings: bool
+    attention_bias: bool = False
+    mlp_bias: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -77,12 +86,14 @@ def plain_sizes(fields: Mapping[str, Any]) -> DecoderSizes:
 
 
 def count_parameters(config: Sizes, variant: Additions | None = None) -> int:
-    """Count the trainable parameters, biases not included; ``variant`` None: the plain decoder."""
+    """Count the trainable parameters; ``variant`` None: the plain decoder."""
     width, layers = config.hidden_size, config.num_hidden_layers
     embeddings = config.vocab_size * width * (1 if config.tie_word_embeddings else 2)
     norms = (2 * layers + 1) * width
     extra = variant.extra_parameters(config) if variant else 0
-    return count_linear_weights(config) + embeddings + norms + extra
+    return (
+        count_linear_weights(config) + _count_biases(config, variant) + embeddings + norms + extra
+    )
 
 
 def count_forward_flops(config: Sizes, variant: Additions | None, tokens: int) -> int:
@@ -98,6 +109,18 @@ def count_linear_weights(config: Sizes) -> int:
     heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
     per_layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
     return int(config.num_hidden_layers * per_layer)
+
+
+def _count_biases(config: Sizes, variant: Additions | None) -> int:
+    """Count the biases of projections and mlps."""
+    width, layers, count = config.hidden_size, range(config.num_hidden_layers), 0
+    if config.attention_bias:
+        parts = sum(2 if variant is None else len(variant.projects(config, i)) for i in layers)
+        count += len(layers) * (config.num_attention_heads * config.head_dim + width)
+        count += parts * config.num_key_value_heads * config.head_dim
+    if config.mlp_bias:
+        count += len(layers) * (2 * config.intermediate_size + width)
+    return count
 
 
 def count_cached(config: Sizes, variant: Additions | None = None) -> int:

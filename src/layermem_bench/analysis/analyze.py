@@ -29,7 +29,13 @@ from layermem_bench.analysis.checkpoints import (
 )
 from layermem_bench.analysis.depth_weights import recording, to_rows
 from layermem_bench.analysis.entropy import Standardiser, matrix_entropy
-from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
+from layermem_bench.analysis.routing import (
+    borrowers_of_mixtures,
+    circuits,
+    head_heatmaps,
+    mean_heatmap,
+    readings,
+)
 from layermem_bench.analysis.separability import embed, separability
 from layermem_bench.analysis.texts import Occurrence, choose_words, find_words, read_texts
 from layermem_bench.results.analysis import (
@@ -263,6 +269,7 @@ def _analyze_routing(model: Any, name: str) -> tuple[Routing | None, str | None]
         readings=tuple(readings(heatmap)),
         circuits=tuple(circuits(heatmap)) if len(heatmap) > 2 else (),
         parts=None if alike else {name: to_rows(part) for name, part in parts.items()},
+        borrowers=tuple(borrowers_of_mixtures(model, heatmap)),
     )
     return routing, None
 

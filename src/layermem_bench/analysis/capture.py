@@ -37,8 +37,8 @@ class CapturedBatch:
     hidden: Sequence[Array]
     """Output of each layer [B, T, D]."""
     values: Sequence[Array]
-    """Each layer's own values, its heads concatenated [B, T, G * E]; of a layer that borrows, those
-    that the last of its lenders reads."""
+    """Each layer's own values as attention would read them without routing, its heads concatenated
+    [B, T, G * E]; of a layer that borrows, those that the last of its lenders reads."""
     routed: Sequence[Array]
     """The values that each layer's attention reads [B, T, G * E]; without routing, its own."""
 
@@ -120,10 +120,18 @@ def _register_hooks(
     """Register the hooks that copy a layer's activations; yield their handles."""
 
     def keep(kind: Kind, tensor: Tensor) -> None:
-        activations[kind, index] = tensor.detach().float().cpu().numpy()
+        # A copy even where it is float32 on the CPU already: models change tensors in place later.
+        copied = tensor.detach().to("cpu", torch.float32, copy=True)
+        activations[kind, index] = copied.numpy()
 
     def keep_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
-        keep("hidden", output[0] if isinstance(output, tuple) else output)
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.ndim != 3:
+            raise ValueError(
+                f"layer {index} ({type(module).__name__}) returns {list(hidden.shape)}, expected a "
+                'hidden state [B, T, D]; values alone may work, with kinds=("values", "routed")'
+            )
+        keep("hidden", hidden)
 
     # A memory is called with (query, slots), the own slot last, and returns (key, value), both
     # [B, G, T, E].
@@ -140,10 +148,64 @@ def _register_hooks(
     if any(isinstance(module, Attention) for module in layer.modules()):
         yield active_memories(layer)[0].register_forward_hook(keep_values)
     else:
+        yield from _hook_values(layer, index, config, kinds, keep)
+
+
+def _hook_values(
+    layer: nn.Module,
+    index: int,
+    config: Any,
+    kinds: Sequence[Kind],
+    keep: Callable[[Kind, Tensor], None],
+) -> Iterator[Any]:
+    """Register the hooks that keep the values of another decoder's layer; yield their handles."""
+    clip = getattr(config.get_text_config(), "clip_qkv", None)
+
+    def keep_clipped(kind: Kind, values: Tensor) -> None:
+        # OLMo clips what its projection returns, after the hooks.
+        keep(kind, values if clip is None else values.clamp(-clip, clip))
+
+    attention = next((each for each in layer.modules() if _has_value_norm(each)), None)
+    if attention is None:
         projection, select_values = _find_value_projection(layer, index, config)
-        yield from _hook_projection(
-            layer, projection, kinds, lambda kind, output: keep(kind, select_values(output))
-        )
+
+        def keep_selected(kind: Kind, output: Tensor) -> None:
+            keep_clipped(kind, select_values(output))
+
+        yield from _hook_projection(layer, projection, kinds, keep_selected)
+    else:
+        yield from _hook_value_norm(attention, kinds, keep_clipped)
+
+
+def _has_value_norm(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "v_norm", None), nn.Module)
+
+
+def _hook_value_norm(
+    attention: Any, kinds: Sequence[Kind], keep: Callable[[Kind, Tensor], None]
+) -> Iterator[Any]:
+    """Register the hooks that keep the values of attention that normalises them (Gemma 3n, 4).
+
+    Its ``v_norm`` is called with the heads [B, T, G, E] that attention will read, routed ones if
+    memory is attached to the projection; then own values are read before the memory's hook.
+    """
+    norm = attention.v_norm
+
+    def keep_own(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        # Without the norm's hooks, which keep routed values.
+        heads = norm.forward(output.unflatten(-1, (-1, attention.head_dim)))
+        keep("values", heads.flatten(2))
+
+    def keep_normed(kind: Kind, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        keep(kind, output.flatten(2))
+
+    if "routed" in kinds:
+        yield norm.register_forward_hook(partial(keep_normed, "routed"))
+    if "values" in kinds and getattr(attention, "v_proj", None) is not None:
+        yield attention.v_proj.register_forward_hook(keep_own, prepend=True)
+    elif "values" in kinds:
+        # Its values are its keys before their norm; memory cannot be attached to it.
+        yield norm.register_forward_hook(partial(keep_normed, "values"))
 
 
 def _hook_projection(

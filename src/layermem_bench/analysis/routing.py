@@ -5,11 +5,14 @@ that a forward uses now. Letters: L layers, R key-value heads.
 """
 
 import heapq
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from layermem.models.decoder import Decoder
 from layermem.models.memories import unadapted_memories
 from layermem.models.seams import OwnLayerMemory, Part
 from layermem.models.static_router import StaticRouter
@@ -71,6 +74,16 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
             if share > 0:
                 heapq.heappush(heap, (weight * share, (*path, source)))
     return paths
+
+
+def borrowers_of_mixtures(model: nn.Module, heatmap: np.ndarray) -> list[int]:
+    """Return the layers that borrow from a layer whose keys and values are a mixture themselves.
+
+    The heatmap names the lender as their source, whose row says what the mixture is of.
+    """
+    decoder = next((module for module in model.modules() if isinstance(module, Decoder)), None)
+    layers: Iterable[Any] = () if decoder is None else decoder.layers
+    return [i for i, layer in enumerate(layers) if any(heatmap[j, j] < 1 for j in layer.lenders)]
 
 
 @torch.no_grad()

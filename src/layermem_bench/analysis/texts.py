@@ -19,6 +19,7 @@ from layermem_bench.analysis.separability import FOLDS
 from layermem_bench.config.run import Task
 from layermem_bench.data.sources import open_source
 from layermem_bench.results.analysis import AnalysisOptions
+from layermem_bench.tasks.problems import Problem, Queried
 from layermem_bench.tasks.registry import get_task
 
 # Seeds of which problems are drawn in search of rare words, at most.
@@ -130,15 +131,17 @@ def find_occurrences(
 ) -> list[Occurrence]:
     """Return the first ``each`` occurrences of every word as a whole word.
 
-    Tokens of a text beyond the first ``longest`` are not searched. A text that comes again is left
-    out: a probe trained on the one copy would know the other. ``texts`` is read only as far as
-    needed. ``where`` names the texts in errors.
+    Tokens of a text beyond the first ``longest`` are not searched. Of texts that begin alike up to
+    a word, only the first counts: a causal model has the same vector there in all of them, and a
+    probe trained on one would know the others. ``texts`` is read only as far as needed. ``where``
+    names the texts in errors.
     """
     pattern = compile_words(words)
-    counts, occurrences, used_texts = dict.fromkeys(words, 0), list[Occurrence](), set[str]()
+    counts, occurrences = dict.fromkeys(words, 0), list[Occurrence]()
+    used = set[tuple[int, ...]]()
     for text in texts:
         matches = [match for match in pattern.finditer(text) if counts[match[0]] < each]
-        if not matches or text in used_texts:
+        if not matches:
             continue
         encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
         # Of several tokens that hold a letter (its bytes) the last one.
@@ -149,9 +152,12 @@ def find_occurrences(
         }
         for match in matches:
             word, token = match[0], token_of_letter.get(match.end() - 1)
-            if token is not None and counts[word] < each:
+            if token is None or counts[word] == each:
+                continue
+            prefix = tuple(encoded["input_ids"][: token + 1])
+            if prefix not in used:
+                used.add(prefix)
                 occurrences.append(Occurrence(text=text, token=token, word=words.index(word)))
-                used_texts.add(text)
                 counts[word] += 1
         if min(counts.values()) == each:
             break
@@ -167,7 +173,7 @@ def find_occurrences(
 
 
 def read_problems(task: Task) -> Iterator[str]:
-    """Yield the test problems of all seeds with their solutions, each of them once."""
+    """Yield the texts of the test problems of all seeds, each of them once."""
     seen = set[int]()
     for texts in draw_problems(task):
         new = [text for text in texts if hash(text) not in seen]
@@ -182,7 +188,15 @@ def draw_problems(task: Task) -> Iterator[list[str]]:
     definition = get_task(str(task.name))
     for seed in range(task.seed, task.seed + _SEEDS):
         problems = definition.problems("test", task.test, seed, **task.fields())
-        yield list(dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems))
+        yield list(dict.fromkeys(map(_text_of, problems)))
+
+
+def _text_of(problem: Problem) -> str:
+    """Return the sequence that a model is trained on."""
+    # The prompt of a problem with queries is the whole sequence; its answers are labels.
+    if isinstance(problem, Queried):
+        return problem.prompt
+    return f"{problem.prompt} {problem.solution}"
 
 
 def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """`layermem costs PRESET --gpus N --device NAME`: what it would take to train a preset there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from layermem.models.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import screen, show
 from layermem_bench.config.devices import get_device
+from layermem_bench.results.costs import MeasuringOptions
 
 _OF_RUN = ("micro_batch", "shard", "replicas", "checkpoint_activations", "keep_whole", "precision")
 
@@ -38,25 +39,30 @@ class PlanOptions:
 
 
 def check(options: Any) -> None:
-    """Raise where options of a plan stand without each other, or beside those of no plan."""
+    """Raise where options of a plan or of measuring stand alone, or beside those of another use."""
     if options.gpus is None:
-        plain = PlanOptions()
-        unused = [
-            name
-            for name in vars(plain)
-            if name != "gpus" and getattr(options, name) != getattr(plain, name)
-        ]
-        if unused:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-            raise ValueError(f"{named} has no effect without --gpus: add it, or leave it out")
+        if unused := _given(options, PlanOptions(), besides="gpus"):
+            raise ValueError(f"{unused} has no effect without --gpus: add it, or leave it out")
+        if not options.measure and (unused := _given(options, MeasuringOptions())):
+            raise ValueError(f"{unused} has no effect without --measure: add it, or leave it out")
         return
     if options.device is None:
         raise ValueError("--gpus needs --device: which devices they are, such as h100")
     get_device(options.device)
     names = ("measure", "tokens", "layers", "widths", "out", "figure")
     beside = [f"--{name}" for name in names if getattr(options, name)]
+    # The precision is the run's too.
+    if measuring := _given(options, MeasuringOptions(), besides="precision"):
+        beside.append(measuring)
     if beside:
         raise ValueError(f"{', '.join(beside)} is of no plan: leave it out, or --gpus")
+
+
+def _given(options: Any, defaults: Any, besides: str = "") -> str:
+    """Return the options that differ from their defaults, as they are typed: "--batch, --modes"."""
+    names = [field.name for field in fields(defaults) if field.name != besides]
+    given = [name for name in names if getattr(options, name) != getattr(defaults, name)]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def plan(options: Any) -> None:

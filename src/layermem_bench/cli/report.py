@@ -37,12 +37,19 @@ class Report:
     def __post_init__(self) -> None:
         if self.figure is not None and self.export is not None:
             raise ValueError("--figure and --export are each in place of the page: leave one out")
-        if self.export is None:
+        if self.figure is None and self.export is None:
             return
-        pages = {"analysis": self.analysis, "evaluation": self.evaluation, "costs": self.costs}
-        if unused := [f"--{name}" for name, given in pages.items() if given]:
+        instead = "--export" if self.figure is None else "--figure"
+        of_page = {
+            "against": self.against is not None,
+            "analysis": bool(self.analysis),
+            "evaluation": bool(self.evaluation),
+            "costs": self.costs is not None,
+            "out": self.out != Path("report"),
+        }
+        if unused := [f"--{name}" for name, given in of_page.items() if given]:
             raise ValueError(
-                f"{', '.join(unused)} is for the page, which --export does not write: leave it out"
+                f"{', '.join(unused)} is for the page, which {instead} does not write: leave it out"
             )
 
 
@@ -50,8 +57,9 @@ def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or draw their curves."""
     if options.figure is not None:
         from layermem_bench.report.drawings import draw_curves
+        from layermem_bench.study.run_folders import find_comparable
 
-        draw_curves(options.runs, options.figure)
+        draw_curves(find_comparable(options.runs), options.figure)
         logger.info("%s", options.figure)
         return
     if options.export is not None:
@@ -77,5 +85,5 @@ def _export(options: Report, path: Path, command: str) -> None:
     folders = [each for each in options.runs if each.suffix != ".json"]
     results = [read_result(StudyResult, each) for each in records]
     if folders:
-        results.append(gather_runs(folders, against=options.against, command=command))
+        results.append(gather_runs(folders, command=command))
     logger.info("%s: %d rows", path, export(results, path))

@@ -238,7 +238,7 @@ def _separability_section(analysis: Analysis, styles: Mapping[str, int] | None) 
 
 def _describe_controls(analysis: Analysis) -> str:
     """Return sentences with chance and the accuracies for shuffled labels, of the first model."""
-    first = next(iter(analysis.models.values()))
+    of_first, first = next(iter(analysis.models.items()))
     sentences = []
     for probe in _PROBES:
         for kind, name in _REPRESENTATIONS.items():
@@ -248,7 +248,8 @@ def _describe_controls(analysis: Analysis) -> str:
                 f"Of {name}, {probe}: chance {accuracy.chance:.1%}, with labels shuffled "
                 f"{low:.1%} to {high:.1%}."
             )
-    return " ".join(sentences)
+    whose = f"Controls, of {of_first}. " if len(analysis.models) > 1 else ""
+    return whose + " ".join(sentences)
 
 
 def _layout_section(analysis: Analysis) -> Section:

@@ -31,7 +31,8 @@ def counted_table(points: Sequence[CostPoint]) -> Table:
         rows=rows,
         caption="FLOPs of the forward of one sequence, in closed form: two a multiply-add, "
         "attention to the keys a causal query sees. The paper's (Table 8): one a multiply-add of "
-        "linear layers and routers, two of attention, all keys.",
+        "linear layers and routers, two of attention, all keys. Sizes are the first variant's; "
+        "another may have others by its own options.",
     )
 
 

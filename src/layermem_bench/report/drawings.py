@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from matplotlib.axes import Axes
 
+from layermem_bench.config.run import Run
 from layermem_bench.report import figures
 from layermem_bench.report.depth import HEATMAP, LAYOUT, draw_heads, draw_layers, draw_words, panels
 from layermem_bench.report.numbers import format_number
 from layermem_bench.report.page import Figure, Switch
 from layermem_bench.results.intervals import interval
-from layermem_bench.results.run_folder import RunFolder, unique_names
+from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import Board, Drawing, Picture, StudyResult, Validation
 
 # Figures of learning: what goes up, its field of a validation, how numbers are written.
@@ -193,18 +193,16 @@ def _of_one_seed(result: StudyResult) -> str:
     return " (none of one seed)" if any(len(row.by_seed) == 1 for row in result.rows) else ""
 
 
-def draw_curves(runs: Sequence[Path], out: Path) -> None:
-    """Draw the curves of run folders into a file; its suffix (svg, png, pdf) is its kind."""
+def draw_curves(runs: Mapping[str, tuple[Run, RunFolder]], out: Path) -> None:
+    """Draw the curves of runs, by the names of their folders, into a file; its suffix (svg, png,
+    pdf) is its kind. Whether their losses may be compared is for the caller to check."""
     figures.check(out)
-    if not runs:
-        raise ValueError("name at least one run folder")
-    read = [_read_run(path) for path in runs]
+    read = [_read_run(run, folder) for run, folder in runs.values()]
     names = [name for name, _, _ in read]
-    # Runs of one name (they differ in a learning rate, or in their data) show their folder too.
-    folders = unique_names([path.resolve().parts for path in runs])
+    # Runs of one name (they differ in a learning rate) show their folder too.
     labels = [
         f"{name} ({folder})" if names.count(name) > 1 else name
-        for name, folder in zip(names, folders, strict=True)
+        for name, folder in zip(names, runs, strict=True)
     ]
     styles = figures.styles_of(labels)
 
@@ -229,17 +227,15 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     figures.save([plot], out, size=(7.0, 4.0))
 
 
-def _read_run(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
+def _read_run(run: Run, folder: RunFolder) -> tuple[str, str, list[dict[str, Any]]]:
     """Return a run's variant, options and seed; how far it is, if not at its end; its metrics."""
-    folder = RunFolder(path)
     rows = folder.rows()
     if not any("loss" in row for row in rows):
-        raise ValueError(f"{path} is no run folder, or holds no metrics yet")
-    config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    name = " ".join([config["variant"], *config["model"]["options"]])
+        raise ValueError(f"{folder.path} holds no metrics yet: leave it out")
+    name = " ".join([run.variant, *run.model.options])
     losses = [row[key] for row in rows for key in ("loss", "val_loss") if key in row]
     if folder.diverged.exists() or not all(map(math.isfinite, losses)):
         state = f" (diverged by step {rows[-1]['step']})"
     else:
         state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
-    return f"{name}, seed {config['seed']}", state, rows
+    return f"{name}, seed {run.seed}", state, rows

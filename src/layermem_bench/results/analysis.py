@@ -101,6 +101,8 @@ class Routing:
     circuits: tuple[Circuit, ...]
     parts: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
     """The heatmap of keys ("key") and of values ("value"); None if they read alike."""
+    borrowers: tuple[int, ...] = ()
+    """Layers that borrow keys and values which are a mixture themselves, that of their lender."""
 
 
 @dataclass(frozen=True, kw_only=True)

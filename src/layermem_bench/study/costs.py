@@ -84,24 +84,28 @@ def count_costs(
 
 
 def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
-    """Return closed-form costs of models of one size on one sequence of ``tokens``."""
-    counted, cache = {}, {}
+    """Return closed-form costs of models on one sequence of ``tokens``.
+
+    The point's sizes are the first model's; an arm's own options may give it others.
+    """
+    counted, cache, configs = {}, {}, []
     for name, (variant, values) in models.items():
         entry = lookup(variant)
         # A config takes any name, and a misspelt option would cost nothing.
         if unknown := values.keys() - {field.name for field in fields(entry.config)}:
             raise ValueError(f"{entry.config.__name__} has no field {', '.join(sorted(unknown))}")
         config = entry.config(**values)
+        configs.append(config)
         counted[name] = {how: cost(config, entry.variant, tokens, how) for how in COUNTINGS}
         cache[name] = CacheCost(
             held=count_cached(config, entry.variant), read=count_read(config, entry.variant)
         )
     return CostPoint(
         preset=preset,
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
+        layers=configs[0].num_hidden_layers,
+        width=configs[0].hidden_size,
+        heads=configs[0].num_attention_heads,
+        kv_heads=configs[0].num_key_value_heads,
         tokens=tokens,
         counted=counted,
         cache=cache,
@@ -120,6 +124,15 @@ def _models_at_sizes(
         arm: (variant, parse_options(options))
         for arm, (variant, options) in parse_arms(variants).items()
     }
+    for option, given, name in (
+        ("--layers", layers, "num_hidden_layers"),
+        ("--widths", widths, "hidden_size"),
+    ):
+        if fixed := [arm for arm, (_, own) in arms.items() if given and name in own]:
+            raise ValueError(
+                f"{', '.join(fixed)} has the same {name} at all {option}: leave out its option, or "
+                f"{option}"
+            )
     for preset in names:
         of_preset, length = model_sizes(presets.get_preset(preset))
         for depth, width in product(layers or (None,), widths or (None,)):

@@ -95,6 +95,22 @@ def group_by_data(runs: Runs) -> list[list[str]]:
     return settings
 
 
+def find_comparable(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
+    """Return the runs at these paths by name; raise where their losses may not be compared."""
+    runs = find_runs(paths)
+    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
+    if len(settings) > 1:
+        named = (
+            f"{', '.join(setting)} on {name}"
+            for setting, name in zip(settings, _names(settings), strict=True)
+        )
+        raise ValueError(
+            "runs of different data or tokenizers are not drawn on one axis: "
+            f"{'; '.join(named)}. Draw them one by one, or leave --figure out for a page"
+        )
+    return runs
+
+
 def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
     """Return each arm's runs by seed, in the order of the runs."""
     arms: dict[str, dict[int, str]] = {}
