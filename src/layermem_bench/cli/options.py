@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
 from functools import partial
 from inspect import cleandoc
-from typing import Any, TypeVar
+from itertools import takewhile
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 from tyro.constructors import (
@@ -28,6 +29,7 @@ def read_options(
 
     ``--help`` prints them, below what the command does, and exits.
     """
+    _check_repeated(kind, args)
     if {"-h", "--help"} & set(args):
         width = shutil.get_terminal_size().columns
         paragraphs = cleandoc(kind.__doc__ or "").split("\n\n")
@@ -41,6 +43,27 @@ def read_options(
         default=default,
         registry=_registry(),
     )
+
+
+def _check_repeated(kind: type[Any], args: Sequence[str]) -> None:
+    """Raise where an option is given twice that does not add up: tyro would take the last alone."""
+    hints = get_type_hints(kind, include_extras=True)
+    appending = {
+        name
+        for name, hint in hints.items()
+        if tyro.conf.UseAppendAction in getattr(hint, "__metadata__", ())
+    }
+    seen = set[str]()
+    for arg in takewhile(lambda arg: arg != "--", args):
+        # tyro reads dashes and underscores alike.
+        option = arg.partition("=")[0].replace("_", "-")
+        if not option.startswith("--") or option[2:].replace("-", "_") in appending:
+            continue
+        if option in seen:
+            raise ValueError(
+                f"{option} is given twice: give it once, with all its values, as in {option} A B"
+            )
+        seen.add(option)
 
 
 def _registry() -> ConstructorRegistry:
