@@ -200,9 +200,42 @@ def test_a_start_that_has_changed_is_refused_before_the_first_step(alone, tmp_pa
     shutil.copytree(here_trained(tmp_path), start)
     with pytest.raises(ValueError, match="s0 began with other weights of .*start .* now"):
         train_missing(runs, tmp_path / "out", launcher=here)
-    # What has all ended is read as it is.
+    # Where all has ended too: its numbers are of other weights than those that are named.
+    with pytest.raises(ValueError, match="s0 began with other weights of .*start .* now"):
+        train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
+    # Records that were unpacked on another machine.
+    shutil.rmtree(start)
     train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
     assert here.begun == ["s0"]
+
+
+@pytest.mark.parametrize("is_of_earlier_version", [False, True])
+def test_a_text_that_has_changed_is_refused_before_the_first_step(
+    is_of_earlier_version, tmp_path, caplog
+):
+    runs = {f"s{seed}": a_run(tmp_path, seed=seed, max_steps=1) for seed in (0, 1)}
+    source, here = tmp_path / "words.jsonl", InThisProcess()
+    words = source.read_text()
+    folder = train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)["s0"]
+    # The same text at the same place is no change.
+    train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
+    source.write_text(words.replace("w1", "v1"))
+    if is_of_earlier_version:
+        fields = yaml.safe_load(folder.config.read_text())
+        del fields["about"]["text"]
+        folder.config.write_text(yaml.safe_dump(fields))
+        # Their blocks are compared where the text that lies there now is prepared.
+        train(runs["s1"], tmp_path / "other")
+    for planned in (runs, {"s0": runs["s0"]}):
+        with pytest.raises(ValueError, match=r"s0 learnt another text \(.*words.jsonl holds now"):
+            train_missing(planned, tmp_path / "out", launcher=here)
+    # As are those of folders that were given.
+    with pytest.raises(ValueError, match="s0 learnt another text"):
+        elsewhere = {"s0": (runs["s0"], folder)}
+        train_missing({"s1": runs["s1"]}, tmp_path / "new", here, elsewhere)
+    source.unlink()
+    train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
+    assert here.begun == ["s0"] and "words.jsonl does not exist" in caplog.text
 
 
 def here_trained(folder):

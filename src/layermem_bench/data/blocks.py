@@ -123,7 +123,12 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
     def identity(self) -> object:
         """Return what the blocks are recognised by; the folder's name is a digest of their text."""
-        return [self.prepared.path.parent.name, self.prepared.path.name, len(self)]
+        return [self.text, self.prepared.path.name, len(self)]
+
+    @property
+    def text(self) -> str:
+        """Digest of the text and of how it was prepared: the name of its folder."""
+        return self.prepared.path.parent.name
 
     def first(self, count: int) -> "Blocks":
         """Return the first blocks alone."""
@@ -158,6 +163,11 @@ class MixedBlocks(Dataset[dict[str, Tensor]]):
             raise IndexError(f"block {index} of {len(self)}")
         number = int(np.searchsorted(self.ends, index, side="right"))
         return self.parts[number][index - int(self.ends[number]) + len(self.parts[number])]
+
+    @property
+    def text(self) -> str:
+        """Digest of each text, with spaces between."""
+        return " ".join(part.text for part in self.parts)
 
     def identity(self) -> object:
         """Return what the blocks and their shares are recognised by."""

@@ -64,6 +64,26 @@ def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     """Return the folder of a config's tokens, and whether it is complete, after ``make`` has made
     what is missing of it."""
     sources = _open_sources(config)
+    folder = cache_folder(config.cache) / _name(config, sources, tokenizer)
+    with claim_folder(folder, (folder / META).exists) as must_build:
+        if must_build:
+            work = Work(folder, "" if must_build is True else process_name())
+            _build(work, config, sources, tokenizer, make)
+    return folder, (folder / META).exists()
+
+
+def prepared_name(config: Data, tokenizer: Any) -> str:
+    """Return the name of the folder of a config's tokens, a digest of the text that lies there now;
+    nothing is prepared."""
+    return _name(config, _open_sources(config), tokenizer)
+
+
+def is_prepared(config: Data, name: str) -> bool:
+    """Return whether the folder of a config's tokens is in the cache."""
+    return (cache_folder(config.cache) / name / META).exists()
+
+
+def _name(config: Data, sources: Sequence[Opened], tokenizer: Any) -> str:
     fingerprints = [digest for _, _, digest in sources]
     if len(set(fingerprints)) < len(fingerprints):
         raise same_text_error(config.source, config.validation)
@@ -71,13 +91,7 @@ def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     parts: list[Any] = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
     # Folders that were made before this option keep their names.
     parts += [] if config.shuffle_documents is None else [config.shuffle_documents]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-    folder = cache_folder(config.cache) / key
-    with claim_folder(folder, (folder / META).exists) as must_build:
-        if must_build:
-            work = Work(folder, "" if must_build is True else process_name())
-            _build(work, config, sources, tokenizer, make)
-    return folder, (folder / META).exists()
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def read_folder(folder: Path, tokenizer: Any) -> tuple[Prepared, Prepared]:

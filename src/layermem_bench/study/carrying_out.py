@@ -155,19 +155,20 @@ def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Launche
     """Train what is recorded nowhere; return what failed (None: nothing)."""
     if not plan:
         return None
-    own = {}
+    own, elsewhere = {}, {}
     for name, planned in plan.items():
         folder = recorded.folder_of(name, planned.run)
         if folder.path != recorded.out / name:
+            elsewhere[name] = planned.run, folder
             continue
         own[name] = planned.run
         if folder.config.exists():
             with naming_damage(folder):
                 recorded_run(folder)
-    if elsewhere := len(plan) - len(own):
-        logger.info("%d of %d runs are recorded elsewhere", elsewhere, len(plan))
+    if elsewhere:
+        logger.info("%d of %d runs are recorded elsewhere", len(elsewhere), len(plan))
     try:
-        train_missing(own, recorded.out, launcher)
+        train_missing(own, recorded.out, launcher, elsewhere)
     except RuntimeError as error:
         return str(error)
     return None

@@ -17,8 +17,8 @@ from layermem_bench.results.study import LOSS
 from layermem_bench.study import records
 from layermem_bench.study.launchers.launcher import Launcher, Work
 from layermem_bench.study.launchers.run_process import is_taken
+from layermem_bench.study.unchanged import check_unchanged
 from layermem_bench.train.progress import RunsProgress
-from layermem_bench.train.sequences import weights_digest
 
 # Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
 _POLL_INTERVAL, _POLL_INTERVAL_PER_RUN = 0.5, 0.02
@@ -27,11 +27,14 @@ _SIGKILL = 9
 logger = logging.getLogger(__name__)
 
 
-def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dict[str, RunFolder]:
+def train_missing(
+    runs: Mapping[str, Run], out: Path, launcher: Launcher, elsewhere: "Work | None" = None
+) -> dict[str, RunFolder]:
     """Train every run that has not ended, each in its own folder of ``out``; return the folders.
 
-    What cannot be carried out is an error before the first step. A run that another process is
-    training is waited for. A run that fails leaves its error in ``error.txt`` in its folder; the
+    ``elsewhere``: ended runs of other folders that these are compared with. What cannot be carried
+    out, or compared with ended runs, is an error before the first step. A run that another process
+    is training is waited for. A run that fails leaves its error in ``error.txt`` in its folder; the
     others go on, and the failures are raised together at the end. A failed run is tried again the
     next time; one that diverged would do so again, and is left as it is.
     """
@@ -39,7 +42,8 @@ def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dic
     for run, folder in work.values():
         records.check_usable(folder, run)
     missing = [name for name, (run, folder) in work.items() if not _is_finished(run, folder)]
-    _check_starts(work, missing)
+    ended = {name: work[name] for name in work if name not in missing}
+    check_unchanged({**(elsewhere or {}), **ended}, is_complete=not missing)
     if missing:
         logger.info("%d of %d runs are to be done", len(missing), len(runs))
     else:
@@ -56,21 +60,6 @@ def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dic
             "the same command tries what failed again"
         )
     return {name: folder for name, (_, folder) in work.items()}
-
-
-def _check_starts(work: Work, missing: Sequence[str]) -> None:
-    """Raise if missing runs would start from other weights than ended ones did, by one name."""
-    starts = {name: run.model.pretrained or run.host.model for name, (run, _) in work.items()}
-    for start in {starts[name] for name in missing} - {None}:
-        now = weights_digest(start)
-        for _, folder in (work[name] for name in work if starts[name] == start):
-            then = records.recorded_about(folder).get("weights") if folder.final.exists() else None
-            if now and then and now != then:
-                raise ValueError(
-                    f"{folder.path} began with other weights of {start} ({then}) than lie there "
-                    f"now ({now}), so that runs trained now could not be compared with it; put "
-                    "those weights back, or train all runs again in another --out"
-                )
 
 
 def _train_all(work: Work, waiting: list[str], launcher: Launcher) -> dict[str, list[str]]:

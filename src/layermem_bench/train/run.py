@@ -26,7 +26,7 @@ from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_lear
 from layermem_bench.train.model_card import write_model_card
 from layermem_bench.train.processes import wait_for_all
 from layermem_bench.train.run_config import claim_folder, record_beginning
-from layermem_bench.train.sequences import data_digest, prompts_digest, weights_digest
+from layermem_bench.train.sequences import data_digest, prompts_digest, text_digest, weights_digest
 from layermem_bench.train.setup import (
     check_options,
     check_router_lr,
@@ -107,6 +107,7 @@ def _prepare(
     if args.process_index == 0:
         beginning = {
             "data": data_digest(learning.train_data, learning.validation_data),
+            "text": text_digest(learning.train_data),
             "precision": "bfloat16" if args.bf16 else "float32",
             "weights": weights_digest(run.model.pretrained or run.host.model),
             "teacher": weights_digest(run.teacher.model),

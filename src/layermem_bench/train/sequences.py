@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
 from layermem_bench.config.hashing import file_digest
-from layermem_bench.data.blocks import MixedBlocks
+from layermem_bench.data.blocks import Blocks, MixedBlocks
 
 IGNORED = -100
 """Label of a token that has no loss."""
@@ -148,6 +148,12 @@ def padding_of(tokenizer: Any) -> int:
 def data_digest(*splits: SequenceDataset) -> str:
     """Return twelve hexadecimal digits that identify the splits."""
     return _short_digest([split.identity() for split in splits])
+
+
+def text_digest(data: SequenceDataset) -> str | None:
+    """Return what identifies the text of blocks, which needs no tokens to be compared; None: the
+    sequences are of no text."""
+    return data.text if isinstance(data, Blocks | MixedBlocks) else None
 
 
 def prompts_digest(prompts: Sequence[str]) -> str:

@@ -1,0 +1,100 @@
+"""Whether the text and the weights that recorded runs learnt from still lie where they lay.
+
+Runs are found by an id that holds the path of a text and of weights, not their content.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from layermem_bench.config.run import Data, Run
+from layermem_bench.data.preparing import is_prepared, prepared_name
+from layermem_bench.data.sources import HubDataset, open_source
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.study.records import recorded_about
+from layermem_bench.train.learning.text import build_text_datasets
+from layermem_bench.train.sequences import data_digest, weights_digest
+from layermem_bench.train.setup import load_run_tokenizer
+
+logger = logging.getLogger(__name__)
+Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
+_MEND = "put back what it learnt from, or train all runs again in another --out"
+
+
+def check_unchanged(ended: Runs, *, is_complete: bool) -> None:
+    """Raise where an ended run, which is used as it is, learnt another text or began with other
+    weights than lie at the same path now. What lies nowhere any more is no error.
+
+    ``is_complete``: nothing else is to be trained.
+    """
+    _check_weights(ended)
+    _check_texts(ended, is_complete)
+
+
+def _check_weights(ended: Runs) -> None:
+    now: dict[str, str | None] = {}
+    for run, folder in ended.values():
+        start = run.model.pretrained or run.host.model
+        of_run = {"began with other weights of": ("weights", start)}
+        of_run["learnt from other weights of"] = ("teacher", run.teacher.model)
+        for what, (field, path) in of_run.items():
+            if path is None or (then := recorded_about(folder).get(field)) is None:
+                continue
+            if path not in now:
+                now[path] = weights_digest(path)
+            if now[path] not in (None, then):
+                raise ValueError(
+                    f"{folder.path} {what} {path} ({then}) than lie there now ({now[path]}), so "
+                    f"that runs trained now could not be compared with it: {_MEND}"
+                )
+
+
+def _check_texts(ended: Runs, is_complete: bool) -> None:
+    now: dict[Any, dict[str, str]] = {}
+    for run, folder in ended.values():
+        if run.task.name or run.records.source is not None:
+            continue
+        about = recorded_about(folder)
+        # Runs of earlier versions name the text in a digest of their blocks alone.
+        field = "text" if "text" in about else "data"
+        if (then := about.get(field)) is None:
+            continue
+        key = run.data, run.eval_blocks, run.model.pretrained, run.host.model, run.host.revision
+        if key not in now:
+            now[key] = _texts_now(run)
+        if (is_now := now[key].get(field)) in (None, then):
+            continue
+        said = f"{folder.path} learnt another text ({then}) than {_names(run.data)} holds now"
+        # Each Python has a standard library of its own; recorded results stay what they are.
+        if is_complete and "stdlib" in run.data.shares():
+            logger.warning("%s (%s)", said, is_now)
+            return
+        raise ValueError(
+            f"{said} ({is_now}), so that runs trained now could not be compared with it: {_MEND}"
+        )
+
+
+def _texts_now(run: Run) -> dict[str, str]:
+    """Return what a run would record of its text now; nothing where that cannot be told, or only
+    by asking a hub or by preparing the text."""
+    data = run.data
+    try:
+        sources = [open_source(name) for name in filter(None, (*data.shares(), data.validation))]
+        if any(isinstance(source, HubDataset) for source in sources):
+            return {}
+        tokenizer = load_run_tokenizer(run)
+        alone = [data.alone(source) for source in data.shares()]
+        names = [prepared_name(each, tokenizer) for each in alone]
+        found = {"text": " ".join(names)}
+        if all(is_prepared(data, name) for name in names):
+            found["data"] = data_digest(*build_text_datasets(run, tokenizer))
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "whether recorded runs learnt what %s holds now is not known: %s", _names(data), error
+        )
+        return {}
+    return found
+
+
+def _names(data: Data) -> str:
+    return " and ".join(filter(None, (*data.shares(), data.validation)))
