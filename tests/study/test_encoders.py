@@ -40,7 +40,16 @@ def here(monkeypatch):
 
 
 def compare(records, out, *more):
-    cli.main(["study", "encoders", str(records), *SMALL, *more, "--out", str(out)])
+    """Compare with the options of SMALL, or those of the same names in their place."""
+    options, name = {}, ""
+    for word in (*SMALL, *more):
+        if word.startswith("--"):
+            name = word
+            options[name] = [name]
+        else:
+            options[name].append(word)
+    words = [word for words in options.values() for word in words]
+    cli.main(["study", "encoders", str(records), *words, "--out", str(out)])
     return read_result(StudyResult, out / "studies" / NAME)
 
 

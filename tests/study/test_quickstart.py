@@ -156,7 +156,7 @@ def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
     cli.main([*asked, "--limit", "20", "--batch-size", "8"])
     assert "A guess" in capsys.readouterr().out
     assert counts_of_rows(tmp_path) == {"operands: 4": 20, "all": 20}
-    cli.main([*asked, "--limit", "5", "--task-options", "operands=3", "--split", "train"])
+    cli.main([*asked, "--limit", "5", "--task-options", "operands=3", "--split", "validation"])
     assert counts_of_rows(tmp_path) == {"operands: 3": 5, "all": 5}
     for more, named in (
         (["operand_max=300", "value_max=300"], "the tokenizer has no token for"),
