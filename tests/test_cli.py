@@ -21,6 +21,7 @@ import layermem
 from layermem import PlainConfig
 from layermem_bench import cli, presets
 from layermem_bench.cli import screen
+from layermem_bench.cli.starting_run import resolve_run
 from layermem_bench.config.run import Run, Task, to_dict
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.report.page import Table
@@ -208,6 +209,72 @@ def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
     cli.main(["train", "--config", str(config), "--out", str(out), *penalty, "--dry-run"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "What seq_vcr adds to a step is left out." in shown
+
+
+@pytest.mark.parametrize("more", [[], ["--seeds", "0-1"]], ids=["a run", "seeds"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.source", "gone.jsonl"], "gone.jsonl does not exist"),
+        (["--data.validation", "./gone"], "./gone does not exist"),
+        (["--optim.batch-size", "6"], r"batch_size \(6\) must be a multiple of .*micro_batch"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(
+    options, message, more, config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    asked = ["train", "--config", str(config)]
+    with pytest.raises(SystemExit, match=message):
+        cli.main([*asked, *options, *more, "--dry-run"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["train", "tiny-aet-4", "--data.source", "b.jsonl"],
+            "data.source=b.jsonl is for runs on text, and this run is on a task, arithmetic",
+        ),
+        (
+            ["train", "tiny-lm", "--data.validation", "v", "--data.validation-share", "0.5"],
+            "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
+        ),
+    ],
+)
+def test_options_without_effect_are_refused(argv, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_run(cli.parse(argv))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["prepare", "t", "--data.validation", "v", "--data.validation-share", "0.5"],
+            "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
+        ),
+        (
+            ["prepare", "t", "--partition", "cpu"],
+            "--partition=cpu is for --executor slurm, got loc",
+        ),
+        (["prepare", "t", "--memory", "8"], "--memory=8 is for --executor slurm or ray, got local"),
+    ],
+)
+def test_options_without_effect_on_a_preparation_are_refused(argv, message):
+    with pytest.raises(SystemExit, match=message):
+        cli.main(argv)
+
+
+def test_what_a_preset_holds_beside_what_counts_is_no_option(tmp_path):
+    for name in presets.names():
+        resolve_run(cli.parse(["train", name]))
+    run = replace(presets.get_preset("tiny-lm"), task=Task(name="arithmetic"))
+    run = replace(run, data=replace(run.data, validation="v", validation_share=0.3))
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(to_dict(run)))
+    asked = ["train", "--config", str(config), "--data.block-size", "64", "--data.cache", "c"]
+    assert resolve_run(cli.parse(asked)).data.block_size == 64
 
 
 def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):

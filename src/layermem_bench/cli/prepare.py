@@ -11,9 +11,16 @@ from typing import Annotated, Literal
 import tyro
 
 from layermem.models.number_ranges import at_least, number
+from layermem_bench.cli.starting_run import check_no_share
 from layermem_bench.config.run import Data
+from layermem_bench.config.typed_dicts import check_unused
 
 logger = logging.getLogger(__name__)
+# Options that other executors leave without effect.
+_OF_EXECUTORS = {
+    ("slurm",): ("partition", "time", "qos"),
+    ("slurm", "ray"): ("memory",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,7 @@ def prepare(options: Prepare, command: str) -> None:
             f"--data.mixture {' '.join(options.data.mixture)}: prepare each source by a command of "
             "its own, with the same validation; a run with the mixture then finds all of them"
         )
+    _check_has_effect(options)
     from layermem_bench.data.datatrove_tasks import Engine
     from layermem_bench.data.preparing import build, read_folder
     from layermem_bench.data.tokenizers import load_tokenizer
@@ -85,3 +93,13 @@ def prepare(options: Prepare, command: str) -> None:
         f"{train.tokens:,}",
         f"{valid.tokens:,}",
     )
+
+
+def _check_has_effect(options: Prepare) -> None:
+    for executors, names in _OF_EXECUTORS.items():
+        if options.executor not in executors:
+            why = f"--executor {' or '.join(executors)}, got {options.executor}: add it, or "
+            check_unused(options, "--", why, names)
+    share, validation = options.data.validation_share, options.data.validation
+    if validation is not None:
+        check_no_share(None if share == Data().validation_share else share, validation)

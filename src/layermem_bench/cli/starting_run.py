@@ -65,9 +65,38 @@ def resolve_run(options: StartingRun) -> Run:
     else:
         base = _load(options.config)
     run = Run(**_fields(options) | {"preset": base.preset})
+    _check_has_effect(run, base)
     model = replace(run.model, options=merged(base.model.options, run.model.options))
     task = replace(run.task, options=merged(base.task.options, run.task.options))
     return replace(run, model=model, task=task)
+
+
+def _check_has_effect(run: Run, base: Run) -> None:
+    """Raise where an option of the text has none. What a preset or a recorded config holds beside
+    what counts is left alone."""
+    changed = {
+        field.name: value
+        for field in fields(run.data)
+        if (value := getattr(run.data, field.name)) != getattr(base.data, field.name)
+    }
+    for name, value in changed.items() if run.task.name else ():
+        # The block size is also the number of positions that the model has.
+        if name not in ("block_size", "cache"):
+            raise ValueError(
+                f"data.{name}={value} is for runs on text, and this run is on a task, "
+                f"{run.task.name}: leave {name} out, or choose a preset of text"
+            )
+    if run.data.validation is not None:
+        check_no_share(changed.get("validation_share"), run.data.validation)
+
+
+def check_no_share(share: float | None, validation: str) -> None:
+    """Raise where a share to hold out is given beside a text of validation."""
+    if share is not None:
+        raise ValueError(
+            f"data.validation_share={share:g} is for runs that hold out a share of their text, and "
+            f"data.validation={validation} is given: leave one of them out"
+        )
 
 
 def is_run_folder(name: str) -> bool:

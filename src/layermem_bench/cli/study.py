@@ -409,8 +409,11 @@ def study(options: Any, command: str) -> None:
 def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) -> None:
     """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
     from layermem_bench.study.boards import as_named_arm, board_of_one, study_of_variants
+    from layermem_bench.study.estimates import check_can_begin
     from layermem_bench.study.planning import name_in_folders
 
+    if dry_run:
+        check_can_begin(run)
     arm = run.variant
     if run.host.model is None:
         run = as_named_arm(run)

@@ -4,13 +4,16 @@ Hours are steps times the seconds of a step, which is timed, or extrapolated fro
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from layermem.models.registry import lookup
+from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.run import Model, Run
+from layermem_bench.data.sources import open_source
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.efficiency.measuring import Shape
 from layermem_bench.efficiency.model_sizes import model_sizes
@@ -148,8 +151,20 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
     ]
 
 
+def check_can_begin(run: Run) -> None:
+    """Raise where a run would be refused here before its first step, as far as nothing has to be
+    prepared or fetched for it."""
+    if run.compute.tensor == run.compute.replicas == 1:
+        sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
+    if run.task.name or run.records.source is not None:
+        return
+    for source in filter(None, (*run.data.shares(), run.data.validation)):
+        open_source(source)
+
+
 def estimate_run(run: Run) -> Estimate:
-    """Return what one run would take."""
+    """Return what one run would take; what training it would refuse is refused."""
+    check_can_begin(run)
     board = board_of_one(run)
     planned = planning.PlannedRun(board=board.name, arm=run.variant, run=run)
     state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
