@@ -54,6 +54,7 @@ GOOD = {"kind": "line", "points": [{"x": 1.0}]}
         ({"by_seed": {"first": {"x": 1.0}}}, "by_seed must have whole numbers as keys, got first"),
         ({"by_seed": [1]}, r"by_seed must map names to values, got \[1\]"),
         ({"by_seed": {"3": {"x": "far"}}}, "by_seed.3.x must be float, got 'far'"),
+        ({"points": [{"x": "-2.5E4"}]}, r"got '-2.5E4', which YAML reads as text: write -2.5e\+4"),
         ({"heatmap": [[1.0], ["a"]]}, "heatmap must be float, got 'a'"),
         ({"label": "a"}, "unknown label"),
     ],

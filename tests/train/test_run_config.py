@@ -78,6 +78,14 @@ def test_a_config_that_is_no_run(tmp_path):
     path.write_text("- 1")
     with pytest.raises(ValueError, match="must hold named fields"):
         load_run(path)
+    path.write_text("seed: 1\noptim:\n  lr: 1.0e-3\n  lr: 2.0e-3\n")
+    with pytest.raises(ValueError, match=r"(?s)config.yaml is not YAML: lr is there twice.*line 3"):
+        load_run(path)
+    path.write_text("optim:\n  lr: 1e-3\n")
+    with pytest.raises(ValueError, match=r"optim.lr must be float, got '1e-3', .* write 1\.0e-3"):
+        load_run(path)
+    path.write_text("optim:\n  lr: 1.0e-3\n  beta1: 0.5\n")
+    assert load_run(path).optim.beta1 == 0.5
     path.write_text("{}")
     assert load_run(path) == Run()
 

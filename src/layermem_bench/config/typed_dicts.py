@@ -7,6 +7,7 @@ else is converted.
 
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -99,5 +100,16 @@ def _checked_scalar(hint: Any, value: Any, path: str) -> Any:
     # A bool is an int to Python, but a user who writes true does not mean 1.
     kind = typing.get_origin(hint) or hint
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-        raise ValueError(f"{path} must be {getattr(hint, '__name__', hint)}, got {value!r}")
+        mend = _yaml_number(value) if kind is float else ""
+        name = getattr(hint, "__name__", hint)
+        raise ValueError(f"{path} must be {name}, got {value!r}{mend}")
     return value
+
+
+def _yaml_number(value: Any) -> str:
+    """Return how to write a text such as 1e-3, which is no number to YAML."""
+    match = re.fullmatch(r"([+-]?\d+)(\.\d*)?[eE]([+-]?)(\d+)", str(value))
+    if match is None:
+        return ""
+    whole, fraction, sign, exponent = match.groups()
+    return f", which YAML reads as text: write {whole}{fraction or '.0'}e{sign or '+'}{exponent}"

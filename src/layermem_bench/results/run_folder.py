@@ -42,7 +42,7 @@ _STAGING = ".staging"
 # The end of metrics.jsonl that is read for its last row: it has room for more than two rows.
 _TAIL_BYTES = 4096
 # That of libyaml is several times as fast, and a study reads the config of each run some times.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
@@ -321,10 +321,23 @@ def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     return fields, about if isinstance(about, dict) else {}
 
 
+class _Loader(_SAFE_LOADER):
+    """Refuses a name that stands twice in a mapping, of which the last alone would count."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice} is there twice: leave one of them out", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
 @lru_cache(1024)
 def _parsed(text: str) -> Any:
     """Return what YAML says. A study looks at each of its configs several times."""
-    return yaml.load(text, _LOADER)
+    return yaml.load(text, _Loader)
 
 
 def fields_digest(fields: Any) -> str:
