@@ -105,6 +105,16 @@ def test_a_side_depends_on_the_texts_alone():
         split_records(records[:3], None, 0.001)
 
 
+def test_copies_that_differ_in_white_space_are_on_one_side():
+    texts = [f"text {i}" for i in range(100)]
+    records = [record(text) for t in texts for text in (t, f" {t}\n", t.replace(" ", "  "))]
+    sides = split_records(records, None, 0.3)[:2]
+    assert all(len(side) % 3 == 0 for side in sides)
+    # A text that is normal already is where it was.
+    assert record(texts[0]).split_key == f"{texts[0]}\x1fb"
+    assert split_records(records, [record(texts[7])], 0.1)[2] == 3
+
+
 def test_records_of_the_validation_file_are_left_out_of_training():
     records = [record("a", "0"), record("b"), record("a", "1")]
     kept, held_out, left_out = split_records(records, [record("a")], 0.1)

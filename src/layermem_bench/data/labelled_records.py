@@ -45,9 +45,9 @@ class LabelledRecord:
 
     @property
     def split_key(self) -> str:
-        """Return the texts as one."""
-        # No text holds this sign, so that "a b" and "c" are not "a" and "b c".
-        return "\x1f".join(self.texts)
+        """Return the texts as one, whatever their whitespace is."""
+        # No normalised text holds this sign, so that "a b" and "c" are not "a" and "b c".
+        return "\x1f".join(" ".join(text.split()) for text in self.texts)
 
 
 @dataclass(frozen=True, kw_only=True)
