@@ -193,7 +193,7 @@ def test_what_is_refused(run, folder, texts, tmp_path):
         refused(run, *text, "--limit", "0")
     with pytest.raises(SystemExit, match="name checkpoints and tasks"):
         refused(*text)
-    with pytest.raises(SystemExit, match=r"has no field 'body' .* of eval by --field"):
+    with pytest.raises(SystemExit, match=r"has no field 'body' .*of eval by --field"):
         refused(run, "--texts", folder / "words.jsonl")
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"body": ""}\n', encoding="utf-8")
