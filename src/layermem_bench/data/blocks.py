@@ -123,10 +123,10 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
     def identity(self) -> object:
         """Return what the blocks are recognised by; the folder's name is a digest of their text."""
-        return [self.text, self.prepared.path.name, len(self)]
+        return [self.text_digest, self.prepared.path.name, len(self)]
 
     @property
-    def text(self) -> str:
+    def text_digest(self) -> str:
         """Digest of the text and of how it was prepared: the name of its folder."""
         return self.prepared.path.parent.name
 
@@ -165,9 +165,9 @@ class MixedBlocks(Dataset[dict[str, Tensor]]):
         return self.parts[number][index - int(self.ends[number]) + len(self.parts[number])]
 
     @property
-    def text(self) -> str:
+    def text_digest(self) -> str:
         """Digest of each text, with spaces between."""
-        return " ".join(part.text for part in self.parts)
+        return " ".join(part.text_digest for part in self.parts)
 
     def identity(self) -> object:
         """Return what the blocks and their shares are recognised by."""

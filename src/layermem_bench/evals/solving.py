@@ -181,7 +181,7 @@ def prepare_problems(
     tasks = {(name, each.name): _task_of(each, name, options) for each in opened for name in names}
 
     def measure() -> Part:
-        tables, rows, others = dict[str, Table](), list[Row](), list[str]()
+        tables, rows, differing = dict[str, Table](), list[Row](), list[str]()
         for name in names:
             asked = {each.name: tasks[name, each.name] for each in opened}
             solved = {each.name: solve(each, asked[each.name], options, tell) for each in opened}
@@ -190,17 +190,17 @@ def prepare_problems(
             tables[f"{name}, {_RIGHT}"] = Table(better="higher", caption=f"A guess: {guesses}.")
             tables[f"{name}, {_STEPS}"] = Table(better="higher")
             is_same = len({_problems_of(task, options) for task in asked.values()}) == 1
-            others += [] if is_same else [name]
+            differing += [] if is_same else [name]
             rows += (replace(row, is_comparable=is_same) for row in _rows(name, solved))
         different = (
-            f" Of {', '.join(others)} the models have different problems, those of their runs, so "
-            "that their shares say nothing of each other: give --seed and --task-options."
+            f" Of {', '.join(differing)} the models have different problems, those of their runs, "
+            "so that their shares say nothing of each other: give --seed and --task-options."
         )
         return Part(
             title="Problems of their tasks",
             how=f"Problems of the split {options.split}. 95% intervals by Wilson's method, over "
             "problems and not over seeds of training. Beside a model's answers: the first faults "
-            f"of its wrong solutions.{different if others else ''}",
+            f"of its wrong solutions.{different if differing else ''}",
             tables=tables,
             rows=tuple(rows),
         )

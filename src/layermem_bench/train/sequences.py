@@ -153,7 +153,7 @@ def data_digest(*splits: SequenceDataset) -> str:
 def text_digest(data: SequenceDataset) -> str | None:
     """Return what identifies the text of blocks, which needs no tokens to be compared; None: the
     sequences are of no text."""
-    return data.text if isinstance(data, Blocks | MixedBlocks) else None
+    return data.text_digest if isinstance(data, Blocks | MixedBlocks) else None
 
 
 def prompts_digest(prompts: Sequence[str]) -> str:
