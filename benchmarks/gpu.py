@@ -98,15 +98,23 @@ def parse_arguments():
 
 
 def order_rows(sections, chosen, most=None):
-    """Return (section, row) pairs: all checks, then the first row of every section, and so on."""
+    """Return (section, row) pairs: all checks, then the first row of every section, and so on.
+
+    Rows with CUDA graphs come last: after a capture that failed, a process can draw no numbers on
+    the GPU.
+    """
     ranked = [
-        (0 if section == "check" else 1 + rank, section, row)
+        (_captures(section, row), 0 if section == "check" else 1 + rank, section, row)
         for section in SECTIONS
         if section in chosen
         for rank, row in enumerate(sections[section])
         if section == "check" or most is None or rank < most
     ]
-    return [(section, row) for _, section, row in sorted(ranked, key=lambda entry: entry[0])]
+    return [(section, row) for *_, section, row in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _captures(section, row):
+    return section == "captured" or "CUDA graph" in row
 
 
 def find_refused(record, sections):
@@ -127,7 +135,11 @@ def run_row(setup, record, section, row, measure):
     except Exception as error:  # the other rows still run
         traceback.print_exc()
         figures = describe_error(error)
-    free_memory()
+    try:
+        free_memory()
+    except RuntimeError as error:
+        record.add(section, row, describe_error(error), clocks)
+        sys.exit(f"{section}, {row}: the GPU takes no more work of this process: run --resume")
     clocks["after"] = read_clocks(setup.device)
     record.add(section, row, figures, clocks)
     print(f"  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

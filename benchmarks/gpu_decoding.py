@@ -80,4 +80,10 @@ def capture(run):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def replay():
+        # A graph does not keep the tensors that it reads, ``run`` does.
+        graph.replay()
+        return run
+
+    return replay

@@ -53,7 +53,7 @@ def list_compiled(setup, mode=None):
     measure = partial(measure_step, setup, options=setup.compile_options(mode))
     peers = {"150M": PEERS[:2], "1B, 8 kv heads": PEERS[1:2], "30M": PEERS[:2]}
     return {
-        name: partial(measure, name, implementations=["triton"], peers=kept)
+        name: partial(measure, name, implementations=FAST, peers=kept)
         for name, kept in peers.items()
     }
 

@@ -1,8 +1,11 @@
 """benchmarks/gpu.py without a GPU: a smoke run, records, columns that fail, the page's figures."""
 
+import gc
 import importlib
 import json
+import weakref
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -127,15 +130,61 @@ def test_figures_reach_their_places(load, tmp_path):
     assert len(checks) == gpu_figures.CHECKS
     path = tmp_path / "device.json"
     record = load("gpu_record").Record(path, MACHINE, smoke=False)
-    record.add("training", "150M", {**FIGURES, "failed": {"llama": "out of memory"}}, {})
+    row = {**FIGURES, "failed": {"llama": "out of memory"}}
+    record.add("training", "150M", row, {})
+    assert gpu_figures.read_records(tmp_path), "a record without our kernels needs no check of them"
+    figures = {"plain": 0.02, "lime triton": 0.02}
+    record.add("training", "150M", {**row, "figures": figures, "ratios": figures}, {})
     with pytest.raises(SystemExit, match=r"check has not passed \(0 of 4\)"):
         gpu_figures.read_records(tmp_path)
+    record.add("training", "150M", row, {})
+    record.add("bandwidth", "8 kv heads", FIGURES, {})
+    with pytest.raises(SystemExit, match=r"check has not passed \(0 of 4\)"):
+        gpu_figures.read_records(tmp_path)
+    record.add(
+        "training", "30M", {"unit": "s", "figures": {"llama": 0.1}, "ratios": {"llama": 1}}, {}
+    )
     for row in checks:
         record.add("check", row, {"unit": "relative error", "figures": {"triton": 1e-7}}, {})
     page = gpu_figures.render(gpu_figures.read_records(tmp_path))
     assert "**Measured on one NVIDIA Test** (torch 2, sources abc)" in page
-    assert "| plain | 20 ms (1.000) |\n| llama | out of memory |" in page
-    assert "Not measured: bandwidth, memory, " in page
+    assert "|  | plain | llama |" in page
+    assert "| 150M | 20 ms (1.000) | out of memory |" in page
+    assert "Not measured: memory, " in page
     path.write_text(path.read_text().replace('"smoke": false', '"smoke": true'))
     with pytest.raises(SystemExit, match="smoke run"):
         gpu_figures.read_records(tmp_path)
+
+
+def test_a_graph_keeps_what_it_reads(load):
+    """CUDA frees a tensor that Python drops, and a replay would read other numbers."""
+    decoding = load("gpu_decoding")
+
+    class Decoder:
+        def __call__(self):
+            pass
+
+    decoder = Decoder()
+    kept = weakref.ref(decoder)
+    with mock.patch.object(torch, "cuda"), mock.patch.object(decoding, "read_clock"):
+        replay = decoding.capture(decoder)
+    del decoder
+    gc.collect()
+    replay()
+    assert kept() is not None
+
+
+def test_a_failed_gpu_ends_the_process(load, tmp_path):
+    gpu, record_type = load("gpu"), load("gpu_record").Record
+    record = record_type(tmp_path / "gpu.json", MACHINE, smoke=False)
+    setup = load("gpu_setup").Setup(device="cpu", repeats=1, smoke=True)
+    broken = mock.patch.object(gpu, "free_memory", side_effect=RuntimeError("illegal access"))
+    with broken, pytest.raises(SystemExit, match="run --resume"):
+        gpu.run_row(setup, record, "training", "150M", lambda: FIGURES)
+    assert record.failed("training") == {"150M": "RuntimeError: illegal access"}
+
+
+def test_rows_with_graphs_come_last(load):
+    sections = {"captured": {"a": None}, "decoding": {"b, CUDA graph": None, "b, eager": None}}
+    rows = load("gpu").order_rows(sections, [*sections])
+    assert rows == [("decoding", "b, eager"), ("decoding", "b, CUDA graph"), ("captured", "a")]

