@@ -4,6 +4,8 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
 ``layermem study``, ``report`` or ``eval`` wrote. TABLE is
 
     METRIC                     the arms of the record's only board by a metric
+    BOARD, METRIC              those of one of its boards, under one condition
+    ranks                      how alike its boards rank the arms
     BOARD, all conditions      those of a board by what they are ranked by: their difference from
                                the first arm under each condition; of one board without its name
     BOARD, METRIC, equal time  those of a board under one of its conditions, likewise
@@ -41,6 +43,7 @@ from layermem_bench.report.paper_tables import claim_numbers, numbers_table
 from layermem_bench.report.study_tables import (
     TITLES,
     arms_table,
+    ranks_table,
     shapes_tables,
 )
 from layermem_bench.results.comparing import Line, Verdict, judge, lines_of
@@ -167,11 +170,14 @@ def _tables(result: StudyResult) -> dict[str, Callable[[], Table]]:
             for condition in board.conditions:
                 name = f"{of_board}{board.metric}, {TITLES[condition.name]}"
                 found[name] = partial(arms_table, result, board, condition, board.metric)
-        elif len(result.boards) == 1:
+        else:
             (condition,) = board.conditions
             for metric in result.metrics_of(board.name, condition.name):
                 if BY_LEVEL not in metric:
-                    found[metric] = partial(arms_table, result, board, condition, metric)
+                    name = f"{of_board}{metric}"
+                    found[name] = partial(arms_table, result, board, condition, metric)
+    if (ranks := ranks_table(result)) is not None:
+        found["ranks"] = partial(replace, ranks)
     shapes = {table.header[1]: partial(replace, table) for table, _, _ in shapes_tables(result)}
     return found | {name.removesuffix(", equal parameters"): make for name, make in shapes.items()}
 
