@@ -350,6 +350,7 @@ def scheme(*, attached: bool) -> str:
 
 _FAMILY = "study-tiny-lm"
 _SUMS = "study-tiny-aet-4"
+_NARROW, _WIDE = "code-8x32-400", "code-8x64-400"
 PICTURES: Mapping[str, Callable[[], str]] = {
     "answers.svg": answers,
     "mechanism.svg": partial(scheme, attached=False),
@@ -367,6 +368,14 @@ PICTURES: Mapping[str, Callable[[], str]] = {
         ),
     ),
     "results/text_curves.svg": learning,
+    "results/arena.svg": partial(
+        forest,
+        "Differences in validation loss at two widths, with 95% intervals",
+        (
+            Part(record="arena-400", board=_NARROW, condition="tokens", said="width 32"),
+            Part(record="arena-400", board=_WIDE, condition="tokens", said="width 64"),
+        ),
+    ),
     "results/arithmetic.svg": partial(
         forest,
         "Differences in right answers on arithmetic, with 95% intervals",
