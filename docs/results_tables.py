@@ -14,7 +14,8 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
     numbers, or numbers: TEXT  an artefact's numbers, the paper's beside ours (TEXT is in their
                                names); its record lies in docs/records/artefacts
 
-``<!-- NAME + NAME: METRIC -->`` is one table of several records.
+``<!-- NAME + NAME: METRIC -->`` is one table of several records. ``<!-- NAME + NAME: TABLE over
+seeds: ROW, ROW -->`` has a line for each arm of several evaluations, alike but for the models.
 
 ``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short,
 ``<!-- claims -->`` before that of the claims.
@@ -124,6 +125,9 @@ def rows_of(name: str, table: str, records: Path) -> list[list[str]]:
     """Return the header and the rows of one table of a record."""
     if table.partition(":")[0] == "numbers":
         return _numbers(name, table.partition(":")[2].strip(), records / "artefacts")
+    if OVER_SEEDS + ": " in table:
+        table, _, shown = table.partition(OVER_SEEDS + ": ")
+        return _arms_over_seeds(name.split(" + "), table, shown.split(", "), records)
     if table.endswith(OVER_SEEDS):
         return _over_seeds(name, table.removesuffix(OVER_SEEDS), records)
     if " + " in name:
@@ -255,6 +259,52 @@ def _over_seeds(name: str, table: str, records: Path) -> list[list[str]]:
     if found is None:
         raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
     return _rows(found, arms=None)
+
+
+def _arms_over_seeds(
+    names: Sequence[str], table: str, shown: Sequence[str], records: Path
+) -> list[list[str]]:
+    """Return what some rows of evaluations of one arm each come to, the arms below each other."""
+    results = [read_result(EvalResult, records / f"{name}.json") for name in names]
+    for name, result in zip(names, results, strict=True):
+        if result.options != results[0].options or len(result.arms) != 1:
+            raise SystemExit(f"{name} is no evaluation of one arm like that of {names[0]}")
+        if lacking := set(shown) - set(result.of(table)):
+            raise SystemExit(f"{name} has no {', '.join(sorted(lacking))} among its {table!r}")
+    start = commonprefix(names).rpartition("-")[0]
+    arms = {
+        name.removeprefix(start).strip("-"): models
+        for name, result in zip(names, results, strict=True)
+        for models in result.arms.values()
+    }
+    seeds = {tuple(model.rpartition("-s")[2] for model in models) for models in arms.values()}
+    if len(seeds) > 1:
+        raise SystemExit(f"{' + '.join(names)} are not of the same seeds: {sorted(seeds)}")
+    rows = [
+        replace(
+            results[0].of(table)[row],
+            scores={m: each for r in results for m, each in r.of(table)[row].scores.items()},
+        )
+        for row in shown
+    ]
+    joined = replace(
+        results[0],
+        models=tuple(model for models in arms.values() for model in models),
+        arms=arms,
+        parts=(replace(results[0].parts[0], rows=tuple(rows), tables=results[0].tables),),
+    )
+    found = over_seeds(joined, table)
+    if found is None:
+        raise SystemExit(f"{' + '.join(names)}: {table!r} has no means over seeds")
+    header, *of_rows = _rows(found, arms=None)
+    cells = [dict(zip(header, row, strict=True)) for row in of_rows]
+    first = next(iter(arms))
+    titles = [title for row in shown for title in (row, f"{row}, against {first}")]
+    lines = [
+        [f"`{arm}`", *(each.get(of, "") for each in cells for of in (arm, f"{arm} against {first}"))]
+        for arm in arms
+    ]
+    return [["arm", *titles], *lines]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ pytestmark = [
 # Sums of float32 in another order.
 CLOSE = {"rtol": 1e-3, "atol": 1e-5}
 LLAMA = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
+FORMS = {"lime": {}, "recipe": layermem.RECIPE}
 FIXED = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
@@ -116,6 +117,33 @@ def test_routing(name, ids):
         got = loss_and_gradients(model.cuda(), ids.cuda())
     for key, value in expected.items():
         torch.testing.assert_close(got[key].cpu(), value, **CLOSE, msg=key)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["bfloat16", "autocast"])
+@pytest.mark.parametrize("name", ["lime", "recipe"])
+def test_compiled_training_by_kernels(name, autocast, ids, monkeypatch):
+    launches = pytest.importorskip("layermem.ops.route.launches", reason="needs triton")
+    torch.manual_seed(0)
+    model = make(lookup("lime").causal_lm, lookup("lime").config(**FORMS[name], **TINY)).cuda()
+    if not autocast:
+        model.bfloat16()
+    launched, gather = [], launches.gather
+    monkeypatch.setattr(launches, "gather", lambda *args: launched.append(1) or gather(*args))
+
+    def compute(run):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = run(ids.cuda(), labels=ids.cuda(), use_cache=False).loss
+        return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
+
+    with using("naive"):
+        expected, gradients = compute(model)
+    with using("triton"):
+        got, ours = compute(torch.compile(model, fullgraph=True))
+    assert launched
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=0)
+    for mine, theirs in zip(ours, gradients, strict=True):
+        error = (mine - theirs).float().norm() / theirs.float().norm().clamp(min=1e-6)
+        assert error < 0.1
 
 
 def test_an_attached_model(ids):

@@ -270,14 +270,13 @@ def test_several_records_are_one_table(script, tmp_path):
     assert script.with_tables(page, tmp_path) == page
 
 
-def test_evaluations_over_seeds_are_tables(script, tmp_path):
-    means = {"p0": 2.0, "p1": 3.0, "l0": 1.0, "l1": 2.5}
+def an_evaluation(means, arms):
     row = Row(
         table="loss", name="nats per token", scores={m: Score(value=v) for m, v in means.items()}
     )
-    measured = EvalResult(
-        command="layermem eval p0 p1 l0 l1", options=EvalOptions(tasks=("ppl=a",)),
-        models=tuple(means), arms={"plain": ("p0", "p1"), "lime": ("l0", "l1")},
+    return EvalResult(
+        command="layermem eval p-s0 p-s1", options=EvalOptions(tasks=("ppl=a",)),
+        models=tuple(means), arms=arms,
         parts=(
             Part(
                 title="", how="", rows=(row,),
@@ -285,6 +284,13 @@ def test_evaluations_over_seeds_are_tables(script, tmp_path):
             ),
         ),
     )  # fmt: skip
+
+
+MEANS = {"p-s0": 2.0, "p-s1": 3.0, "l-s0": 1.0, "l-s1": 2.5}
+
+
+def test_evaluations_over_seeds_are_tables(script, tmp_path):
+    measured = an_evaluation(MEANS, {"plain": ("p-s0", "p-s1"), "lime": ("l-s0", "l-s1")})
     write(tmp_path / "late.json", measured)
     page = script.with_tables("<!-- late: loss over seeds -->\n", tmp_path)
     assert "| loss | plain | lime | lime against plain |" in page
@@ -294,3 +300,26 @@ def test_evaluations_over_seeds_are_tables(script, tmp_path):
     for name, table in (("alone", "loss"), ("late", "right pairs")):
         with pytest.raises(SystemExit, match=f"{name} has no '{table}' of runs of several seeds"):
             script.with_tables(f"<!-- {name}: {table} over seeds -->\n", tmp_path)
+
+
+def test_evaluations_of_one_arm_each_are_one_table(script, tmp_path):
+    def write_arm(name, *models, **changes):
+        made = an_evaluation({m: MEANS[m] for m in models}, {"lime": models})
+        write(tmp_path / f"loss-{name}.json", replace(made, **changes))
+
+    write_arm("whole", "p-s0", "p-s1")
+    write_arm("half", "l-s0", "l-s1")
+    mark = "<!-- loss-whole + loss-half: loss over seeds: nats per token -->\n"
+    page = script.with_tables(mark, tmp_path)
+    assert "| arm | nats per token | nats per token, against whole |" in page
+    assert "| `whole` | 2.5 ± 6.4 |  |" in page
+    assert "| `half` | 1.8 ± 9.5 | -0.8 ± 3.2 (p = 0.205) |" in page
+    assert script.with_tables(page, tmp_path) == page
+    with pytest.raises(SystemExit, match="has no nats per word among its 'loss'"):
+        script.with_tables(mark.replace("token", "word"), tmp_path)
+    write_arm("half", "l-s0", "l-s1", options=EvalOptions(tasks=("ppl=b",)))
+    with pytest.raises(SystemExit, match="loss-half is no evaluation of one arm like that"):
+        script.with_tables(mark, tmp_path)
+    write_arm("half", "p-s1", "l-s0")
+    with pytest.raises(SystemExit, match="not of the same seeds"):
+        script.with_tables(mark, tmp_path)

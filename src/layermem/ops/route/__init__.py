@@ -6,7 +6,7 @@ All have one signature and equal forward and backward:
     deferred   a route is one product on its slots; each slot's gradient is computed once
     grouped    products for several layers at once, on a ``SlotBuffer`` that all layers share; it
                becomes ``deferred`` where that is not possible (``begin_buffer``)
-    triton     ``deferred`` by Triton kernels, on request: nobody has measured them on a GPU
+    triton     ``deferred`` by Triton kernels, on request (``launches.py`` says how fast they are)
 
 Without ``using`` layers share a buffer where they can, and route by ``deferred`` otherwise.
 """

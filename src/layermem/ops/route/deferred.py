@@ -201,7 +201,7 @@ def _find_node(slot: Slot, products: Products) -> Any | None:
 
 def _rows(parts: Sequence[Tensor], heads: int) -> Tensor:
     """Return keys, or values, below each other, ``heads`` rows each."""
-    return torch.cat([as_rows(part, heads) for part in parts])
+    return torch.cat([part.transpose(0, 1) for part in parts]).view(len(parts) * heads, -1)
 
 
 def _product(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
