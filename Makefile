@@ -93,7 +93,7 @@ $(NEWEST)/.made:
 # vLLM's server with our checkpoints, on loopback. Not a part of `make test`: vLLM wants packages of
 # its own, and each of the seven servers takes half a minute to start.
 serve-test: $(SERVE)/.installed
-	$(SERVE)/bin/python -m pytest --noconftest --override-ini filterwarnings=default tests/generation/test_server.py
+	$(SERVE)/bin/python -m pytest -rs --noconftest --override-ini filterwarnings=default tests/generation/test_server.py
 
 # The site, into site/. Broken links and missing anchors are errors (with --quiet they would not be);
 # nothing is fetched.

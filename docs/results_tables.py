@@ -271,6 +271,9 @@ def _arms_over_seeds(
             raise SystemExit(f"{name} is no evaluation of one arm like that of {names[0]}")
         if lacking := set(shown) - set(result.of(table)):
             raise SystemExit(f"{name} has no {', '.join(sorted(lacking))} among its {table!r}")
+        for row in shown:
+            if not result.of(table)[row].is_comparable:
+                raise SystemExit(f"{name}: models may not be compared by {row!r}")
     start = commonprefix(names).rpartition("-")[0]
     arms = {
         name.removeprefix(start).strip("-"): models
@@ -287,6 +290,9 @@ def _arms_over_seeds(
         )
         for row in shown
     ]
+    for row in rows:
+        if len(counts := {score.count for score in row.scores.values()}) > 1:
+            raise SystemExit(f"{' + '.join(names)}: {row.name!r} is of {counts} {row.unit}")
     joined = replace(
         results[0],
         models=tuple(model for models in arms.values() for model in models),
@@ -301,7 +307,10 @@ def _arms_over_seeds(
     first = next(iter(arms))
     titles = [title for row in shown for title in (row, f"{row}, against {first}")]
     lines = [
-        [f"`{arm}`", *(each.get(of, "") for each in cells for of in (arm, f"{arm} against {first}"))]
+        [
+            f"`{arm}`",
+            *(each.get(of, "") for each in cells for of in (arm, f"{arm} against {first}")),
+        ]
         for arm in arms
     ]
     return [["arm", *titles], *lines]

@@ -127,8 +127,14 @@ def test_compiled_training_by_kernels(name, autocast, ids, monkeypatch):
     model = make(lookup("lime").causal_lm, lookup("lime").config(**FORMS[name], **TINY)).cuda()
     if not autocast:
         model.bfloat16()
-    launched, gather = [], launches.gather
-    monkeypatch.setattr(launches, "gather", lambda *args: launched.append(1) or gather(*args))
+    launched = set()
+
+    def watched(kernel):
+        launch = getattr(launches, kernel)
+        return lambda *args: launched.add(kernel) or launch(*args)
+
+    for kernel in ("gather", "spread", "gram"):
+        monkeypatch.setattr(launches, kernel, watched(kernel))
 
     def compute(run):
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
@@ -139,7 +145,7 @@ def test_compiled_training_by_kernels(name, autocast, ids, monkeypatch):
         expected, gradients = compute(model)
     with using("triton"):
         got, ours = compute(torch.compile(model, fullgraph=True))
-    assert launched
+    assert launched == {"gather", "spread", "gram"}
     torch.testing.assert_close(got, expected, rtol=2e-2, atol=0)
     for mine, theirs in zip(ours, gradients, strict=True):
         error = (mine - theirs).float().norm() / theirs.float().norm().clamp(min=1e-6)

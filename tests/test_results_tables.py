@@ -270,16 +270,20 @@ def test_several_records_are_one_table(script, tmp_path):
     assert script.with_tables(page, tmp_path) == page
 
 
-def an_evaluation(means, arms):
-    row = Row(
-        table="loss", name="nats per token", scores={m: Score(value=v) for m, v in means.items()}
-    )
+def an_evaluation(means, arms, count=100):
+    rows = tuple(
+        Row(
+            table="loss", name=name, is_comparable=name != "nats per word",
+            scores={m: Score(value=v, count=count) for m, v in means.items()},
+        )
+        for name in ("nats per word", "nats per token")
+    )  # fmt: skip
     return EvalResult(
         command="layermem eval p-s0 p-s1", options=EvalOptions(tasks=("ppl=a",)),
         models=tuple(means), arms=arms,
         parts=(
             Part(
-                title="", how="", rows=(row,),
+                title="", how="", rows=rows,
                 tables={"loss": EvalTable(better="lower", is_share=False)},
             ),
         ),
@@ -303,8 +307,8 @@ def test_evaluations_over_seeds_are_tables(script, tmp_path):
 
 
 def test_evaluations_of_one_arm_each_are_one_table(script, tmp_path):
-    def write_arm(name, *models, **changes):
-        made = an_evaluation({m: MEANS[m] for m in models}, {"lime": models})
+    def write_arm(name, *models, count=100, **changes):
+        made = an_evaluation({m: MEANS[m] for m in models}, {"lime": models}, count)
         write(tmp_path / f"loss-{name}.json", replace(made, **changes))
 
     write_arm("whole", "p-s0", "p-s1")
@@ -315,8 +319,13 @@ def test_evaluations_of_one_arm_each_are_one_table(script, tmp_path):
     assert "| `whole` | 2.5 ± 6.4 |  |" in page
     assert "| `half` | 1.8 ± 9.5 | -0.8 ± 3.2 (p = 0.205) |" in page
     assert script.with_tables(page, tmp_path) == page
-    with pytest.raises(SystemExit, match="has no nats per word among its 'loss'"):
+    with pytest.raises(SystemExit, match="has no nats per byte among its 'loss'"):
+        script.with_tables(mark.replace("token", "byte"), tmp_path)
+    with pytest.raises(SystemExit, match="may not be compared by 'nats per word'"):
         script.with_tables(mark.replace("token", "word"), tmp_path)
+    write_arm("half", "l-s0", "l-s1", count=99)
+    with pytest.raises(SystemExit, match=r"'nats per token' is of \{(99|100), (99|100)\}"):
+        script.with_tables(mark, tmp_path)
     write_arm("half", "l-s0", "l-s1", options=EvalOptions(tasks=("ppl=b",)))
     with pytest.raises(SystemExit, match="loss-half is no evaluation of one arm like that"):
         script.with_tables(mark, tmp_path)
