@@ -243,9 +243,9 @@ def caches() -> str:
     result = read_result(StudyResult, RECORDS / "quiet-books-caches.json")
     (board,) = result.boards
     (condition,) = board.conditions
-    (point,) = board.costs.points
+    held = {arm: cache.held for point in board.costs.points for arm, cache in point.cache.items()}
     points = {
-        line.arm: (2.0 * point.cache[line.arm].held, line.mean)
+        line.arm: (2.0 * held[line.arm], line.mean)
         for line in lines_of(result, board, condition, LOSS)
         if line.mean is not None
     }

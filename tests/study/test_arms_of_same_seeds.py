@@ -87,5 +87,5 @@ def test_pretrained_models_are_named_by_their_ways_and_by_rates_where_one_has_se
     assert arms_of(opened) == {arm: (f"{x}0", f"{x}1") for arm, x in names.items()}
     opened += [host("q", seed, 2e-3, **plain) for seed in (0, 1)]
     arms = arms_of(opened)
-    assert arms["plain:lr=0.001:router_lr=None"] == ("p0", "p1")
-    assert arms["plain:lr=0.002:router_lr=None"] == ("q0", "q1")
+    assert arms["plain:lr=0.001"] == ("p0", "p1")
+    assert arms["plain:lr=0.002"] == ("q0", "q1")

@@ -100,7 +100,7 @@ def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
         record(tmp_path / "c", compute=Compute(micro_batch=4), regularizer=penalty, seed=1),
     ]
     assert arms_of(compared(tmp_path, *runs)) == {
-        "lime:penalty=None": ["a"],
+        "lime": ["a"],
         "lime:micro_batch=8:penalty=seq_vcr": ["b"],
         "lime:micro_batch=4:penalty=seq_vcr": ["c"],
     }

@@ -240,7 +240,12 @@ def _name_by(
 def _fields_of_arms(run: Run) -> dict[str, str]:
     """Return the fields that may tell arms apart, by dotted name."""
     fields = identity(run).items()
-    flat = {k: str(v) for k, v in fields if k.partition(".")[0] not in _NOT_IN_ARM_NAMES}
+    # What is not set is not said.
+    flat = {
+        k: "" if v is None else str(v)
+        for k, v in fields
+        if k.partition(".")[0] not in _NOT_IN_ARM_NAMES
+    }
     flat["model.options"] = ":".join(run.model.options)
     if run.host.window is None:
         flat["host.window"] = ""
