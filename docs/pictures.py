@@ -240,7 +240,7 @@ def verdicts() -> str:
 
 def caches() -> str:
     """Draw the loss against what the cache holds."""
-    result = read_result(StudyResult, RECORDS / "quiet-books-caches.json")
+    result = read_result(StudyResult, RECORDS / "quiet-books-half.json")
     (board,) = result.boards
     (condition,) = board.conditions
     held = {arm: cache.held for point in board.costs.points for arm, cache in point.cache.items()}

@@ -326,9 +326,10 @@ def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: st
             axes.containers[-1].set_label(label)
         axes.set(xlabel=across, ylabel=_escape_label(up))
         axes.set_xlim(left=0)
-        axes.legend(frameon=False, fontsize=7)
+        # Below, where no interval can lie behind it.
+        axes.figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
 
-    return drawing(draw)
+    return drawing(draw, (6.0, 3.2 + 0.16 * math.ceil(len(points) / 2)))
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> Plot:
