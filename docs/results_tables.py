@@ -126,8 +126,8 @@ def rows_of(name: str, table: str, records: Path) -> list[list[str]]:
     if table.partition(":")[0] == "numbers":
         return _numbers(name, table.partition(":")[2].strip(), records / "artefacts")
     if OVER_SEEDS + ": " in table:
-        table, _, shown = table.partition(OVER_SEEDS + ": ")
-        return _arms_over_seeds(name.split(" + "), table, shown.split(", "), records)
+        table, _, lines = table.partition(OVER_SEEDS + ": ")
+        return _arms_over_seeds(name.split(" + "), table, lines.split(", "), records)
     if table.endswith(OVER_SEEDS):
         return _over_seeds(name, table.removesuffix(OVER_SEEDS), records)
     if " + " in name:
@@ -286,13 +286,13 @@ def _arms_over_seeds(
     rows = [
         replace(
             results[0].of(table)[row],
-            scores={m: each for r in results for m, each in r.of(table)[row].scores.items()},
+            scores={m: score for r in results for m, score in r.of(table)[row].scores.items()},
         )
         for row in shown
     ]
-    for row in rows:
-        if len(counts := {score.count for score in row.scores.values()}) > 1:
-            raise SystemExit(f"{' + '.join(names)}: {row.name!r} is of {counts} {row.unit}")
+    for each in rows:
+        if len(counts := {score.count for score in each.scores.values()}) > 1:
+            raise SystemExit(f"{' + '.join(names)}: {each.name!r} is of {counts} {each.unit}")
     joined = replace(
         results[0],
         models=tuple(model for models in arms.values() for model in models),
@@ -303,13 +303,13 @@ def _arms_over_seeds(
     if found is None:
         raise SystemExit(f"{' + '.join(names)}: {table!r} has no means over seeds")
     header, *of_rows = _rows(found, arms=None)
-    cells = [dict(zip(header, row, strict=True)) for row in of_rows]
+    cells = [dict(zip(header, line, strict=True)) for line in of_rows]
     first = next(iter(arms))
     titles = [title for row in shown for title in (row, f"{row}, against {first}")]
     lines = [
         [
             f"`{arm}`",
-            *(each.get(of, "") for each in cells for of in (arm, f"{arm} against {first}")),
+            *(cell.get(of, "") for cell in cells for of in (arm, f"{arm} against {first}")),
         ]
         for arm in arms
     ]
