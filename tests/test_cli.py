@@ -292,7 +292,7 @@ def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):
         (["recipe", "--model.options", "router_grain=pair"], "recipe has router_grain=layer, and"),
         (["plain,lime"], "a run trains one variant, got plain,lime"),
         (["all"], "a run trains one variant, got all"),
-        (["recepi"], "unknown variant 'recepi'"),
+        (["recipee"], "unknown variant 'recipee'; did you mean recipe[?]"),
     ):
         with pytest.raises(SystemExit, match=kind):
             cli.main([*asked, *wrong])

@@ -156,10 +156,11 @@ def variants() -> list[str]:
     return sorted(name for name in _REGISTERED if not _is_pair(name))
 
 
-def lookup(name: str) -> RegisteredVariant:
+def lookup(name: str, other_names: Iterable[str] = ()) -> RegisteredVariant:
     """Return a variant and its classes by its name, or a pair by both: ``lime+hyper_connections``.
 
-    The variant that fills the memory seam is named first.
+    The variant that fills the memory seam is named first. ``other_names`` are understood where the
+    name was given, and are named beside the variants where it is unknown.
     """
     if name not in _REGISTERED:
         load_plugins()
@@ -173,7 +174,8 @@ def lookup(name: str) -> RegisteredVariant:
             ", and pairs A+B of one that changes what attention reads and one that changes the "
             "residual stream"
         )
-        raise unknown_name("variant", name, variants(), further=pairs)
+        known = sorted({*variants(), *other_names})
+        raise unknown_name("variant", name, known, further=pairs)
     return _REGISTERED[name]
 
 

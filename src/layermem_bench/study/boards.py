@@ -42,7 +42,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
             arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
         else:
             fields = Model(options=tuple(options)).variant_fields()
-            check_names(lookup(variant), fields.keys() - BUILT_WITH)
+            check_names(lookup(variant, [RECIPE_ARM]), fields.keys() - BUILT_WITH)
             arms[arm.strip()] = variant, tuple(options)
         arm = ""
     if depth:
