@@ -141,7 +141,8 @@ def test_the_best_of_all_pairs_is_taken():
     told = tried_rates("plain", pairs)
     assert [(each.decay, each.chosen) for each in told] == [(0.0, None), (0.1, 0.01), (0.5, None)]
     assert told[2].losses == (None, None)
-    assert choices_of(told) == ({"plain": Tried(0.01, 0.1)}, frozenset())
+    board = board_of(RUN, "plain", (0.01, 0.1), (0.0, 0.1, 0.5))
+    assert choices_of(board, told) == ({"plain": Tried(0.01, 0.1)}, frozenset())
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():
@@ -152,7 +153,19 @@ def test_a_loss_that_is_not_finite_is_never_the_best():
     ):
         (told,) = tried_rates("lime", tries(losses))
         assert told.chosen == best
-    assert choices_of([told]) == ({}, frozenset({"lime"}))
+    board = board_of(RUN, "lime", (0.1, 0.01))
+    assert choices_of(board, [told]) == ({}, frozenset({"lime"}))
+
+
+def test_a_single_rate_is_taken_without_a_run_that_chooses_it(tmp_path):
+    made_up = MadeUp()
+    result, _ = carry_out(study("plain,lime", (0.02,)), tmp_path, launcher=made_up)
+    assert made_up.begun == [
+        f"made-up/{arm}-lr0.02-s{seed}" for seed in (0, 1) for arm in ("plain", "lime")
+    ]
+    assert result.boards[0].tried == ()
+    run = load_run(tmp_path / "made-up/lime-lr0.02-s1/config.yaml")
+    assert run.optim.lr == 0.02
 
 
 def test_by_right_answers_the_loss_decides_among_equals():

@@ -80,7 +80,8 @@ class Arms(Carrying):
     (lime:router=last:router_window=4). all: every variant, the plain decoder first."""
     rates: tuple[float, ...] = number((), above(0))
     """Learning rates to try with every arm on a seed kept for that; each then takes its best by
-    validation loss. None given: all take the board's."""
+    validation loss. One alone is tried by none and taken by all. None given: all take the
+    board's."""
     decays: tuple[float, ...] = number((), at_least(0))
     """Weight decays to try with every rate of --rates; each arm takes the best of all pairs. None
     given: all take the board's."""
@@ -274,7 +275,8 @@ class OfRecipe(Arms):
     variants: str = ",".join(ARMS)
     """Arms, as for a preset; the first is what the others are compared with."""
     rates: tuple[float, ...] = number((2e-3, 2e-2), above(0))
-    """Lowest and highest learning rate of trials; without trials those that every arm tries."""
+    """Lowest and highest learning rate of trials; without trials (--trials None) those that every
+    arm tries, of which one alone is taken by all."""
     trials: int | None = number(4, at_least(2))
     """Settings that every arm tries on each board: learning rates, and with each another one for
     the parameters that an arm adds, if it adds some. None: every rate of --rates."""

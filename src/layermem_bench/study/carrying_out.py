@@ -125,7 +125,7 @@ def _plan(
     """Return the runs that count of a board whose trials are recorded."""
     steps, memory = measured
     tried = planning.read_trials(board, recorded)
-    choices, lost = planning.choices_of(tried)
+    choices, lost = planning.choices_of(board, tried)
     choices_before = None
     if board.starts_from:
         choices_before = done[board.starts_from.name].choices

@@ -89,7 +89,10 @@ class Board:
         if self.decays:
             raise ValueError("--trials tries learning rates alone: leave --decays out")
         if any(len(self.rates_of(arm)) < 2 for arm in self.arms):
-            raise ValueError("--trials needs the lowest and the highest of --rates to try")
+            raise ValueError(
+                "--trials needs the lowest and the highest of --rates to try; for one rate that "
+                "all arms take, leave them out (--trials None)"
+            )
         ranges = {"--rates": self.rates, "--own-rates": self.own_rates}
         count = self.trials or 0
         for option, rates in ranges.items() if count > 1 else ():

@@ -116,7 +116,7 @@ def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
 def _choices(board: Board, recorded: RecordedRuns) -> planning.Choices:
     """Return each arm's choice; empty where not all could be read."""
     try:
-        return planning.choices_of(planning.read_trials(board, recorded))[0]
+        return planning.choices_of(board, planning.read_trials(board, recorded))[0]
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         # One board of many: the others are listed all the same.
         logger.warning("%s chose no learning rates: %s", board.name, error)

@@ -98,10 +98,11 @@ def stages(boards: Iterable[Board]) -> list[list[Board]]:
 
 
 def trials(board: Board) -> Plan:
-    """Return the runs that choose a board's learning rates; none where none are tried."""
+    """Return the runs that choose a board's learning rates; an arm with one rate needs none."""
     plan: Plan = {}
     for arm in board.arms:
-        for tried in candidates(board, arm):
+        tries = candidates(board, arm)
+        for tried in tries if len(tries) > 1 else ():
             run = _run(board, arm, tried, CHOOSING_SEED)
             planned = PlannedRun(board=board.name, arm=arm.name, run=run, trial=tried)
             _add(plan, f"{board.name}/rates", tried, planned)
@@ -309,9 +310,13 @@ def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list
     return told
 
 
-def choices_of(tried: Sequence[TriedRates]) -> tuple[dict[str, Tried], frozenset[str]]:
-    """Return what each arm chose, and the arms that diverged at every rate."""
-    choices = {
+def choices_of(
+    board: Board, tried: Sequence[TriedRates]
+) -> tuple[dict[str, Tried], frozenset[str]]:
+    """Return what each arm of a board takes, and the arms that diverged at every rate."""
+    tries = {arm.name: candidates(board, arm) for arm in board.arms}
+    choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}
+    choices |= {
         each.arm: Tried(each.chosen, each.decay, each.own_chosen)
         for each in tried
         if each.chosen is not None
