@@ -19,18 +19,20 @@ from layermem.ops import route
 from layermem_bench.efficiency.measuring import read_memory
 
 SIZES = ("1B, 8 kv heads", "1B, 32 kv heads", "150M", "30M")
+# Compiled in half precision there are no groups.
 FAST = ("deferred", "triton")
+EAGER = ("grouped", *FAST)
 
 
 def list_training(setup):
     """Eager, in bfloat16, compared with LLaMA, plain and the concatenating form."""
-    return {name: partial(measure_step, setup, name, FAST) for name in SIZES}
+    return {name: partial(measure_step, setup, name, EAGER) for name in SIZES}
 
 
 def list_depths(setup):
     """By depth, at width 1024."""
     names = [f"{depth} layers" for depth in DEPTHS]
-    return {name: partial(measure_step, setup, name, FAST, peers=PEERS[1:]) for name in names}
+    return {name: partial(measure_step, setup, name, EAGER, peers=PEERS[1:]) for name in names}
 
 
 def list_paths(setup):
@@ -39,10 +41,8 @@ def list_paths(setup):
     measure = partial(measure_step, setup, implementations=names, peers=["plain"])
     every = [name for name in names if name != "naive"]
     compiled = partial(measure, implementations=every, options=setup.compile_options())
-    # Groups are of float32 and float64.
-    half = [name for name in names if name != "grouped"]
     return {
-        "1B, 8 kv heads, bfloat16": partial(measure, "1B, 8 kv heads", implementations=half),
+        "1B, 8 kv heads, bfloat16": partial(measure, "1B, 8 kv heads"),
         "150M, float32": partial(measure, "150M", dtype=torch.float32),
         "30M, float32, compiled": partial(compiled, "30M", dtype=torch.float32),
     }
@@ -128,7 +128,7 @@ def list_peaks(setup):
 
 def measure_peaks(setup, name):
     """Return the bytes by which a step of each column raises the peak."""
-    models, failed = build_columns(setup, name, FAST)
+    models, failed = build_columns(setup, name, EAGER)
     step, peaks = _make_training_step(setup, name), {}
     for column, (model, implementation) in models.items():
         free_memory()

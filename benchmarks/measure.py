@@ -52,6 +52,8 @@ SHAPES = {
     "16x128": ({"num_hidden_layers": 16, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
     "32x128": ({"num_hidden_layers": 32, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
     "64x128": ({"num_hidden_layers": 64, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
+    # So few tokens that the time is that of calls, for which a GPU waits.
+    "64x64-calls": ({"num_hidden_layers": 64, "hidden_size": 64, "num_attention_heads": 8}, 1, 8),
 }
 
 # The forms of the family that docs/family.md compares: what --variants family stands for.

@@ -11,8 +11,10 @@ routes read a slot from where the projections left it:
     grouped            layers in groups, as ``ops/route/groups.py`` has them: what a group reads of
                        older slots, and what later groups send to its slots, is read once for the
                        whole group and kept as partial sums
+    one group          all layers, in half precision, where sums are rounded once: products as thin
+                       as single routes have, and the routers' gradients in fat ones
 
-Kernels for the first exist; nobody has measured them on a GPU. A tensor counts once for each launch
+A tensor counts once for each launch
 that is given it.
 """
 
@@ -42,6 +44,7 @@ def count_transfers(layers):
         # In half precision, partial sums that are not to be rounded have twice the bytes of a slot.
         "grouped, partial sums in float32": count_grouped(layers, partial=2),
         "grouped, partial sums rounded": count_grouped(layers, partial=1),
+        "one group": count_one_group(layers),
         "each slot once each way": 6 * layers,
     }
 
@@ -72,6 +75,15 @@ def count_grouped(layers, partial=1):
             total += later + 2 * partial * len(group)
         total += own + len(group)
     return total
+
+
+def count_one_group(layers):
+    """Return the transfers of routing in one group."""
+    pairs, routers = layers * (layers + 1) // 2 - 1, layers - 1
+    # Gradients of at most 16 routers at a time, which read the slots up to their last.
+    pieces = [range(first, min(first + 16, layers)) for first in range(1, layers, 16)]
+    of_routers = sum(len(piece) + piece.stop for piece in pieces)
+    return (pairs + routers) + of_routers + (pairs + layers)
 
 
 def main():

@@ -1,9 +1,9 @@
-"""Time of a training step (forward and backward, float32) compared with Hugging Face's LLaMA.
+"""Time of a training step (forward and backward) compared with Hugging Face's LLaMA.
 
 The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and LIMe with each
-implementation of routing, eager. With --compile they are the plain decoder and LIMe, both compiled;
-with --variants, plain and the named variants, eager, and with --bfloat16 each of them under
-autocast too; with --routers, full, windowed and pruned routers.
+implementation of routing, eager, with --bfloat16 of weights in bfloat16. With --compile they are
+the plain decoder and LIMe, both compiled; with --variants, plain and the named variants, eager, and
+with --bfloat16 each of them under autocast too; with --routers, full, windowed and pruned routers.
 """
 
 import torch
@@ -37,15 +37,18 @@ def main():
     options = make_parser(__doc__)
     options.add_argument("--compile", action="store_true", help="compile plain and LIMe")
     options.add_argument(
-        "--bfloat16", action="store_true", help="with --variants: each in bfloat16 as well"
+        "--bfloat16",
+        action="store_true",
+        help="weights in bfloat16; with --variants: each by autocast as well",
     )
     add_variants_option(options)
     add_routers_option(options)
     args, rows = parse_arguments(options), {}
     if args.compile + bool(args.variants) + args.routers > 1:
         options.error("choose one of --compile, --variants and --routers")
-    if args.bfloat16 and not args.variants:
-        options.error("--bfloat16 is for --variants: name some (plain is always there)")
+    if args.bfloat16 and (args.compile or args.routers):
+        options.error("--bfloat16 is for neither --compile nor --routers: leave one out")
+    dtype = torch.bfloat16 if args.bfloat16 else torch.float32
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
@@ -62,7 +65,7 @@ def main():
         elif args.routers:
             models = build_routers(fields, args.device)
         else:
-            models = build_models(fields, args.device, ["deferred", "grouped"])
+            models = build_models(fields, args.device, ["deferred", "grouped"], dtype)
         if args.compile:
             models = {
                 name: (torch.compile(models[name][0], fullgraph=True), "grouped")

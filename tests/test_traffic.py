@@ -59,6 +59,13 @@ def test_grouped_transfers_are_those_of_its_products(traffic, layers):
     assert counted.slots == traffic.count_grouped(layers)
 
 
+@pytest.mark.parametrize("layers", [9, 20])
+def test_transfers_of_one_group_are_those_of_its_products(traffic, layers):
+    with CountedProducts() as counted:
+        run_layers(layers, torch.bfloat16)
+    assert counted.slots == traffic.count_one_group(layers)
+
+
 def test_the_page_shows_what_is_counted(traffic):
     page = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
     counts = [traffic.count_transfers(layers) for layers in traffic.DEPTHS]

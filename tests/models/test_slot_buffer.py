@@ -256,13 +256,26 @@ def test_pruned_routers_share(keep, ids, begun):
         assert_same(got, gradients(model, ids))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_does_not_share(dtype, ids, begun):
-    model = a_model().to(dtype)
-    model(ids)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        a_model().float()(ids)
+@pytest.mark.parametrize("autocast", [False, True], ids=["weights", "autocast"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"router_shares_kv": False, "router_grain": "layer"}], ids=str
+)
+def test_half_precision_shares_and_is_as_exact(autocast, fields, ids, begun):
+    """In one group, as its sums would be rounded between groups."""
+    model = a_model(**fields).bfloat16()
+    with using("naive"):
+        exact = gradients(model.double(), ids)
+
+    def error(path):
+        half = model.float() if autocast else model.bfloat16()
+        with using(path) if path else nullcontext(), torch.autocast("cpu", enabled=autocast):
+            got = gradients(half, ids)
+        return sum((got[name].double() - exact[name]).norm() / exact[name].norm() for name in exact)
+
+    expected = error("deferred")
     assert not begun
+    assert error(None) < 1.1 * expected
+    assert begun == [7]
 
 
 def test_a_reading_hook_sees_and_changes_nothing_without_gradients(ids, begun):

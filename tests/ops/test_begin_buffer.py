@@ -29,20 +29,31 @@ def test_where_a_buffer_is_begun():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_has_no_buffer(dtype):
-    """Its partial sums would be rounded between two products."""
-    assert begin_buffer(weights_of(), torch.randn(2, dtype=dtype)) is None
+def test_half_precision_has_one_group(dtype, monkeypatch):
+    """Between two groups partial sums would be rounded."""
+    monkeypatch.setattr(room, "_GROUP_SIZE", 2)
+    weights = weights_of(5)
+    buffer = begin_buffer(weights, torch.randn(2, dtype=dtype))
+    assert type(buffer) is GroupBuffer
+    for weight in weights:
+        slot = buffer.append(*torch.randn(2, 2, HEADS, 5, 4, dtype=dtype).unbind())
+        if weight is not None:
+            assert [part.dtype for part in (*slot, *buffer.route(weight))] == [dtype] * 4
+    assert (buffer._group.first, buffer._group.last) == (0, 5)
+    with torch.no_grad():
+        assert type(begin_buffer(weights, torch.randn(2, dtype=dtype))) is SmallBuffer
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert begin_buffer(weights_of(), torch.randn(2)) is None
+        assert type(begin_buffer(weights, torch.randn(2))) is GroupBuffer
+        with torch.no_grad():
+            assert begin_buffer(weights, torch.randn(2)) is None
 
 
-def test_beside_the_cpu_a_buffer_is_begun_on_request():
+def test_on_other_devices_a_buffer_is_begun_on_request():
     """Nothing that the buffer computes with may lie on another device than the slots."""
     _, *weights = weights_of(10, device="meta", requires_grad=True)
     like = torch.randn(2, device="meta")
     assert begin_buffer([None, *weights], like) is None
     with using("grouped"):
-        assert begin_buffer([None, *weights], like.bfloat16()) is None
         buffer = begin_buffer([None, *weights], like)
     total = torch.zeros((), device="meta")
     for weight in [None, *weights]:

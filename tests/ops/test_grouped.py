@@ -1,6 +1,7 @@
 """Routing in groups, on a buffer that layers share, against the naive one: every circumstance."""
 
 import gc
+from itertools import chain
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from tiny import live_tensors
 from torch.utils.checkpoint import checkpoint
 
 from layermem.ops import route as room
+from layermem.ops.route import groups
 from layermem.ops.route.buffer import SmallBuffer
 from layermem.ops.route.groups import GroupBuffer
+from layermem.ops.route.products import as_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -29,6 +32,72 @@ def test_a_chain_equals_naive(depth, heads, batch, tokens, width, group_size, dt
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == dtype
         assert (a - b).norm() <= 2e-6 * b.norm()
+
+
+SOURCES_WITH_GAPS = [(0,), (1,), (0, 2), (0, 1, 3), (1, 4), (0, 2, 4, 5), (0, 3, 6)]
+
+
+@pytest.mark.parametrize("sources", [None, SOURCES_WITH_GAPS], ids=["all", "with gaps"])
+@pytest.mark.parametrize("count", [1, 2], ids=["one router", "apart"])
+@pytest.mark.parametrize("dtypes", ["bfloat16 bfloat16", "float16 float16", "float32 bfloat16"])
+def test_in_half_precision_every_sum_is_rounded_once(sources, count, dtypes, monkeypatch):
+    """Keys may be float32 beside values in half precision, as under autocast with norms."""
+    monkeypatch.setattr(groups, "_LAYERS_OF_A_PRODUCT", 3)
+    of_parts = [getattr(torch, name) for name in dtypes.split()]
+    own = sources or [range(i + 1) for i in range(7)]
+    noise = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=noise)
+
+    shape = (2, HEADS, 7, 5)
+    routers = [
+        tuple(draw(HEADS, HEADS * len(of)).requires_grad_() for _ in range(count)) for of in own
+    ]
+    slots = [tuple(draw(*shape).to(d).requires_grad_() for d in of_parts) for _ in own]
+    d_routes = [tuple(draw(*shape).to(d) for d in of_parts) for _ in own]
+    buffer, routes = GroupBuffer(routers, 2, sources), []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for slot, router in zip(slots, routers, strict=True):
+            buffer.append(*slot)
+            routes.append(buffer.route(*router))
+        leaves = [*chain(*slots), *chain(*routers)]
+        grads = torch.autograd.grad([*chain(*routes)], leaves, [*chain(*d_routes)])
+    d_slots, d_routers = grads[: 2 * len(slots)], grads[2 * len(slots) :]
+
+    def assert_rounded_once(got, exact):
+        expected = exact.to(got.dtype).double()
+        torch.testing.assert_close(
+            got.double(), expected, rtol=1.01 * torch.finfo(got.dtype).eps, atol=1e-5
+        )
+
+    # Everything again in float64, of the rounded inputs.
+    for part, dtype in enumerate(of_parts):
+        weights = [router[min(part, count - 1)].to(dtype).double() for router in routers]
+        x = [as_rows(slot[part].double(), HEADS) for slot in slots]
+        d = [as_rows(pair[part].double(), HEADS) for pair in d_routes]
+        for layer, of in enumerate(own):
+            exact = weights[layer] @ torch.cat([x[j] for j in of])
+            assert_rounded_once(as_rows(routes[layer][part], HEADS), exact)
+            assert routes[layer][part].dtype == dtype
+        for j in range(len(own)):
+            exact = sum(
+                weights[i].split(HEADS, 1)[list(of).index(j)].t() @ d[i]
+                for i, of in enumerate(own)
+                if j in of
+            )
+            assert_rounded_once(as_rows(d_slots[2 * j + part], HEADS), exact)
+    for layer, of in enumerate(own):
+        products = [
+            as_rows(d_routes[layer][part], HEADS).double()
+            @ torch.cat([as_rows(slots[j][part].double(), HEADS) for j in of]).t()
+            for part in (0, 1)
+        ]
+        got = d_routers[layer * count : (layer + 1) * count]
+        rounded = [p.to(d).double() for p, d in zip(products, of_parts, strict=True)]
+        for a, b in zip(got, rounded if count == 2 else [sum(rounded)], strict=True):
+            assert a.dtype == torch.float32
+            torch.testing.assert_close(a.double(), b, rtol=1e-2, atol=1e-2)
 
 
 def test_more_columns_than_a_tile():

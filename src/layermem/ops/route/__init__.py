@@ -85,9 +85,9 @@ def begin_buffer(
         sources = [range(layer + 1) for layer in range(len(routers))]
     routers = list(map(as_router, routers))
     traced = torch.compiler.is_compiling()
-    if _forced not in (None, "grouped") or not _sums_are_exact(embeds):
+    if _forced not in (None, "grouped"):
         return None
-    if not traced and not _is_eager(embeds):
+    if not (_sums_are_exact(embeds) if traced else _is_eager(embeds)):
         return None
     heads = next((router[0].shape[0] for router in routers if router is not None), 0)
     for router, own in zip(routers, sources, strict=True):
@@ -101,7 +101,8 @@ def begin_buffer(
         reads_all = all(len(own) == own[-1] + 1 for own in sources)
         return TracedBuffer(routers, group_size) if reads_all else None
     if embeds.numel() <= _FEW and not torch.is_grad_enabled():
-        return SmallBuffer(routers, sources)
+        # Under autocast keys and values may have different dtypes.
+        return None if _is_autocast(embeds) else SmallBuffer(routers, sources)
     if not torch.is_grad_enabled() and 2 * _most_alive(sources) <= len(routers):
         return None
     return GroupBuffer(routers, group_size, sources)
@@ -138,16 +139,19 @@ def using(name: str) -> Iterator[None]:
 
 def _sums_are_exact(tensor: Tensor) -> bool:
     """Whether partial sums like this tensor are not rounded to half precision."""
-    exact = tensor.dtype in (torch.float32, torch.float64)
+    return tensor.dtype in (torch.float32, torch.float64) and not _is_autocast(tensor)
+
+
+def _is_autocast(tensor: Tensor) -> bool:
     # The meta device has no autocast, and asking for it is an error.
-    return exact and (tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type))
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
 def _is_eager(tensor: Tensor) -> bool:
     """Whether this is an ordinary tensor, computed with at once where a buffer may be."""
     return (
         type(tensor) is Tensor
-        and (tensor.is_cpu or _forced == "grouped")
+        and (tensor.is_cpu or tensor.is_cuda or _forced == "grouped")
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
         and not torch._C._are_functorch_transforms_active()
     )

@@ -60,7 +60,7 @@ class SlotBuffer(Sequence[Slot]):
                 raise ValueError(
                     f"routers of {self._heads} heads do not fit slots of {key.shape[1]} heads"
                 )
-            self._begin(key)
+            self._begin(key, value)
         if key.shape != self._shape or value.shape != self._shape:
             raise ValueError(
                 f"the keys and values of all layers must have the shape {list(self._shape)} of the "
@@ -83,8 +83,8 @@ class SlotBuffer(Sequence[Slot]):
         return naive.route([self._slots[j] for j in self._sources[layer]], *router)
 
     @abstractmethod
-    def _begin(self, key: Tensor) -> None:
-        """Prepare for slots like the first key."""
+    def _begin(self, key: Tensor, value: Tensor) -> None:
+        """Prepare for slots like the first key and value."""
 
     @abstractmethod
     def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
@@ -103,7 +103,7 @@ class SmallBuffer(SlotBuffer):
     whose views are made once for a forward, and keys and values lie side by side.
     """
 
-    def _begin(self, key: Tensor) -> None:
+    def _begin(self, key: Tensor, value: Tensor) -> None:
         depth, columns = len(self._routers), key.numel() // self._heads
         sizes = (depth * self._heads, 2 * columns)
         # Row (l, r) has head r of layer l: its key, then its value.
@@ -165,7 +165,7 @@ class TracedBuffer(SlotBuffer):
         self._older: list[list[Tensor]] = [[] for _ in range(self._n_parts)]
         self._partials: dict[int, list[Tensor]] = {}
 
-    def _begin(self, key: Tensor) -> None:
+    def _begin(self, key: Tensor, value: Tensor) -> None:
         """Nothing is allocated before it is computed."""
 
     def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:

@@ -39,12 +39,17 @@ from layermem.ops.route.products import (
     Router,
     add_product,
     as_slot,
+    pieces_of,
     runs_of,
     stack_rows,
+    sum_of_runs,
     sum_products,
     view_slots,
 )
-from layermem.ops.shared_gradient import Grads, add, of_running_pass, share
+from layermem.ops.shared_gradient import Grads, add, autocast_disabled, of_running_pass, share
+
+# Of the gradients of their routers, which are zero above the diagonal.
+_LAYERS_OF_A_PRODUCT = 16
 
 
 @dataclass(frozen=True)
@@ -100,11 +105,13 @@ class GroupBuffer(SlotBuffer):
         # What routes read of the slots where there are gradients.
         self._aliases: list[Slot] = []
 
-    def _begin(self, key: Tensor) -> None:
-        self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
+    def _begin(self, key: Tensor, value: Tensor) -> None:
+        if min(key.element_size(), value.element_size()) == 2:
+            self._group_size = len(self._routers)
         heads, columns = self._heads, key.numel() // self._heads
         # Two allocations: autograd saves the routed values, and routed keys only after rope.
-        self._matrices = [key.new_empty(len(self._routers) * heads, columns) for _ in range(2)]
+        self._matrices = [x.new_empty(len(self._routers) * heads, columns) for x in (key, value)]
+        self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
         keys, values = (view_slots(matrix, key.shape) for matrix in self._matrices)
         self._kept = list(zip(keys, values, strict=True))
 
@@ -134,8 +141,10 @@ class GroupBuffer(SlotBuffer):
             {i: self._sources[i] for i in routers},
             {i: len(r) for i, r in routers.items()},
         )
-        of_keys = self._matrices[0].new_zeros((last - first) * heads, last * heads)
-        of_values = torch.zeros_like(of_keys) if 2 in counts.values() else of_keys
+        keys, values = self._matrices
+        of_keys = of_values = keys.new_zeros((last - first) * heads, last * heads)
+        if 2 in counts.values() or keys.dtype != values.dtype:
+            of_values = torch.zeros_like(of_keys, dtype=values.dtype)
         group = _Group(first, last, heads, sources, counts, (of_keys, of_values))
         self._group = group
         with torch.no_grad():
@@ -160,11 +169,7 @@ class GroupBuffer(SlotBuffer):
         self._span = range(readers[0], readers[-1] + 1) if readers else range(0)
         if readers:
             # No longer than a group: so is what a tile of the sum reads at a time.
-            runs = [
-                run[i : i + self._group_size]
-                for run in runs_of(group.read(readers, older))
-                for i in range(0, len(run), self._group_size)
-            ]
+            runs = pieces_of(group.read(readers, older), self._group_size)
             self._partials = [
                 sum_products(
                     [group.block(part, self._span, run) for run in runs],
@@ -194,16 +199,15 @@ class GroupBuffer(SlotBuffer):
         if layer in self._span:
             start = (layer - self._span.start) * group.heads
             totals = [matrix[start : start + group.heads] for matrix in self._partials]
-        for run in runs:
-            rows = group.rows(run)
-            totals = [
-                torch.mm(group.block(part, own, run), matrix[rows])
-                if total is None
-                else add_product(total, group.block(part, own, run), matrix[rows])
+        with autocast_disabled(self._matrices[0]):
+            key, value = (
+                sum_of_runs(
+                    [group.block(part, own, run) for run in runs],
+                    [matrix[group.rows(run)] for run in runs],
+                    total,
+                )
                 for part, (total, matrix) in enumerate(zip(totals, self._matrices, strict=True))
-            ]
-        key, value = totals
-        assert key is not None and value is not None, "a layer reads its own slot"
+            )
         return as_slot(key, self._shape), as_slot(value, self._shape)
 
 
@@ -248,9 +252,8 @@ class _Tape:
         """Copy the gradient of a route into its rows; one of key and value may be None, zero."""
         gradients = self.gradients(group)
         if not gradients.matrices:
-            like = next(grad for grad in grads if grad is not None)
             sizes = (group.last - group.first) * group.heads, self.shape.numel() // group.heads
-            gradients.matrices = [like.new_empty(sizes) for _ in range(2)]
+            gradients.matrices = [weight.new_empty(sizes) for weight in group.weights]
         for matrix, grad in zip(gradients.matrices, grads, strict=True):
             rows = as_slot(matrix[group.own(range(layer, layer + 1))], self.shape)
             rows.zero_() if grad is None else rows.copy_(grad)
@@ -269,13 +272,16 @@ class _Tape:
         if layer in current.received_by:
             start = (layer - current.received_by.start) * group.heads
             sums = [matrix[start : start + group.heads] for matrix in current.received]
-        for run in runs_of(group.readers(own.routed, slot)):
-            weights, rows = [group.block(part, run, slot).t() for part in (0, 1)], group.own(run)
-            products = zip(weights, (matrix[rows] for matrix in own.matrices), strict=True)
-            if sums is None:
-                sums = [torch.mm(weight, rows) for weight, rows in products]
-            else:
-                sums = [add_product(s, *product) for s, product in zip(sums, products, strict=True)]
+        if runs := runs_of(group.readers(own.routed, slot)):
+            with autocast_disabled(own.matrices[0]):
+                sums = [
+                    sum_of_runs(
+                        [group.block(part, run, slot).t() for run in runs],
+                        [own.matrices[part][group.own(run)] for run in runs],
+                        total,
+                    )
+                    for part, total in enumerate(sums or (None, None))
+                ]
         return direct if sums is None else add([as_slot(s, self.shape) for s in sums], direct)
 
     def _receive(self, current: _Pass, group: _Group) -> None:
@@ -302,19 +308,20 @@ class _Tape:
         """Return the gradients of the routers whose routes the running pass has come by."""
         gradients, heads = self.gradients(group), group.heads
         grads: dict[int, list[Tensor]] = {}
-        for layers in runs_of(sorted(gradients.routed)):
+        # In half precision the two products of a router for both are added in float32.
+        apart = group.is_apart or group.weights[0].element_size() == 2
+        for layers in pieces_of(sorted(gradients.routed), _LAYERS_OF_A_PRODUCT):
             d_routes = [matrix[group.own(layers)] for matrix in gradients.matrices]
             # Of keys and of values, or of both.
             totals = [
-                part.new_empty(len(part), group.last * heads)
-                for part in d_routes[: 1 + group.is_apart]
+                part.new_empty(len(part), layers.stop * heads) for part in d_routes[: 1 + apart]
             ]
-            for run in runs_of(group.read(layers, range(group.last))):
+            for run in runs_of(group.read(layers, range(layers.stop))):
                 slots = (gradients.slots[j] for j in run)
                 keys, values = (stack_rows(part, heads) for part in zip(*slots, strict=True))
                 columns = [total[:, group.rows(run)] for total in totals]
                 torch.mm(d_routes[0], keys.t(), out=columns[0])
-                if group.is_apart:
+                if apart:
                     torch.mm(d_routes[1], values.t(), out=columns[1])
                 else:
                     add_product(columns[0], d_routes[1], values.t())
@@ -325,7 +332,10 @@ class _Tape:
                     for rows in of_layer
                 ]
                 if group.counts[layer] < len(of_weights):
-                    of_weights = [of_weights[0] + of_weights[1]]
+                    of_keys, of_values = (
+                        part.float() if part.element_size() == 2 else part for part in of_weights
+                    )
+                    of_weights = [of_keys + of_values]
                 grads[layer] = of_weights
         return grads
 
@@ -369,7 +379,8 @@ class _Begin(torch.autograd.Function):
         if any(needs):
             slots = ctx.tape.gradients(group).slots
             slots.update(zip(ctx.older, pair_up(saved[count:]), strict=True))
-            grads = ctx.tape.router_gradients(group)
+            with autocast_disabled(saved[0]):
+                grads = ctx.tape.router_gradients(group)
             of_layers = [
                 total
                 for layer, n_weights in group.counts.items()

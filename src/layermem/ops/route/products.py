@@ -55,9 +55,31 @@ def runs_of(layers: Sequence[int]) -> list[range]:
     return [range(layers[a], layers[b - 1] + 1) for a, b in bounds]
 
 
+def pieces_of(layers: Sequence[int], length: int) -> list[range]:
+    """Return ascending layers as ranges of at most ``length`` consecutive ones."""
+    return [run[i : i + length] for run in runs_of(layers) for i in range(0, len(run), length)]
+
+
 def add_product(total: Tensor, weight: Tensor, part: Tensor) -> Tensor:
     """Add weight @ part to ``total``, in place. Torch counts its FLOPs; not those of ``addmm_``."""
     return torch.addmm(total, weight, part, out=total)
+
+
+def sum_of_runs(
+    weights: Sequence[Tensor], parts: Sequence[Tensor], total: Tensor | None = None
+) -> Tensor:
+    """Sum weights[i] [M, K_i] @ parts[i] [K_i, C] over i, in place on the total if there is one.
+
+    In half precision it is one product, which is rounded once.
+    """
+    if total is None:
+        if len(parts) > 1 and parts[0].element_size() == 2:
+            return torch.mm(torch.cat(list(weights), dim=1), torch.cat(list(parts)))
+        total = torch.mm(weights[0], parts[0])
+        weights, parts = weights[1:], parts[1:]
+    for weight, part in zip(weights, parts, strict=True):
+        add_product(total, weight, part)
+    return total
 
 
 def sum_products(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
