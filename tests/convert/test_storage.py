@@ -183,6 +183,10 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
         ({"storage": 3, "method": None}, "method must be one of fit, .*, got None"),
         ({"storage": None}, "storage=None keeps the whole cache"),
         ({"storage": "half", "borrow_form": [0, 0]}, "did you mean borrow_from"),
+        ({"storage": 2, "num_hidden_layers": 3}, "has num_hidden_layers=4, got num_hidden_layers"),
+        ({"storage": 2, "tie_word_embeddings": True}, "leave tie_word_embeddings out"),
+        ({"storage": 2, "num_attention_heads": 2, "head_dim": 16}, "num_attention_heads=2"),
+        ({"storage": 2, "attention_bias": True}, "are not those of both models"),
         *(
             ({"storage": 3, "method": method, "borrow_heads": "first_values"}, "borrow_heads out")
             for method in ("fit", "heads", "average", "copy")

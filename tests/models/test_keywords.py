@@ -83,6 +83,28 @@ def test_neither_name_is_deprecated(model, ids, caplog):
     assert not [r for r in caplog.records if "deprecated" in r.getMessage()]
 
 
+@pytest.mark.parametrize("name", ["plain", "lime", "yoco"])
+def test_a_cache_that_is_asked_for_is_there_in_training_mode(name, ids):
+    """Without dropout, a text goes on in training mode as it does otherwise."""
+    model = lookup(name).causal_lm(lookup(name).config(**TINY)).double()
+    texts = []
+    for training in (True, False):
+        model.train(training)
+        assert (getattr(model(ids), CACHE) is None) == training, "nobody asked"
+        out, text = model(ids, use_cache=True), []
+        for _ in range(4):
+            text.append(out.logits[:, -1:].argmax(-1))
+            out = model(text[-1], **{CACHE: out[CACHE]}, use_cache=True)
+        texts.append(torch.cat(text, 1))
+    assert torch.equal(*texts)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]])
+    for training in (True, False):
+        model.train(training)
+        assert getattr(model(ids, position_ids=positions), CACHE) is None
+        with pytest.raises(ValueError, match="a cache does not keep apart"):
+            model(ids, position_ids=positions, use_cache=True)
+
+
 def test_two_caches_are_refused(model, ids):
     caches = {name: DynamicCache(config=model.config) for name in ("cache", "past_key_values")}
     for one in (model, model.model):

@@ -39,6 +39,52 @@ def packed(ids):
     return ids, torch.cat([torch.arange(5), torch.arange(6)]).expand(3, -1)
 
 
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_a_mask_is_one_of_all_tokens(model, ids, kind):
+    """transformers would take the tokens that it lacks, the new ones, for padding."""
+    room = {"max_cache_len": ids.shape[1]} if kind is StaticCache else {}
+    cache = kind(config=model.config, **room)
+    with torch.no_grad():
+        model(ids[:, :8], cache=cache)
+        for columns in (1, 3, 10):
+            with pytest.raises(ValueError, match="3 rows and 11 tokens, those in the cache incl"):
+                mask = torch.ones(3, columns, dtype=torch.long)
+                model(ids[:, 8:], cache=cache, attention_mask=mask)
+        got = model(ids[:, 8:], cache=cache, attention_mask=torch.ones_like(ids)).logits
+        torch.testing.assert_close(got, model(ids).logits[:, 8:], **CLOSE)
+        for shape in ((3, 10), (1, 11), (11, 11)):
+            with pytest.raises(ValueError, match="3 rows and 11 tokens was expected"):
+                model(ids, attention_mask=torch.ones(shape, dtype=torch.long))
+
+
+def test_packed_documents_beside_a_mask_of_tokens_are_refused(model, packed):
+    ids, positions = packed
+    mask = torch.ones_like(ids)
+    with pytest.raises(ValueError, match="begin anew within a row"):
+        model(ids, position_ids=positions, attention_mask=mask)
+    # Padding on either side, with the positions that generate gives.
+    for padding in (slice(4), slice(-4, None)):
+        padded = mask.clone()
+        padded[0, padding] = 0
+        model(ids, position_ids=(padded.cumsum(-1) - 1).clamp(min=0), attention_mask=padded)
+    apart = torch.ones(1, 1, 11, 11).tril().bool()
+    apart[..., 5:, :5] = False
+    with torch.no_grad():
+        expected = model(ids, position_ids=positions).logits
+        got = model(ids, position_ids=positions, attention_mask=apart.expand(3, -1, -1, -1)).logits
+        torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def test_eager_attention_does_not_add_a_boolean_mask(entry, ids):
+    model = make(entry.causal_lm, entry.config(**TINY, attn_implementation="eager"))
+    mask = torch.ones(3, 1, 11, 11).tril()
+    with torch.no_grad():
+        expected = model(ids).logits
+        torch.testing.assert_close(model(ids, attention_mask=mask.bool()).logits, expected, **CLOSE)
+        with pytest.raises(ValueError, match="give a boolean one"):
+            model(ids, attention_mask=mask.long())
+
+
 @pytest.mark.parametrize("reentrant", CHECKPOINTING.values(), ids=CHECKPOINTING.keys())
 def test_training_is_causal_without_a_mask(model, ids, monkeypatch, reentrant):
     if reentrant is not None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -454,6 +455,24 @@ def test_from_llama_takes_the_older_name_of_a_dtype(llama, tmp_path):
     for source in (llama, tmp_path):
         model = LimeForCausalLM.from_llama(source, torch_dtype="bfloat16")
         assert model.dtype == torch.bfloat16
+
+
+def test_from_llama_takes_all_of_a_trained_memory_or_none(llama, ids):
+    layermem.attach(llama)
+    with torch.no_grad():
+        for parameter in layermem.router_parameters(llama):
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    torch.testing.assert_close(LimeForCausalLM.from_llama(llama)(ids).logits, llama(ids).logits)
+    with pytest.raises(ValueError, match="has some of the 6 parameters .* detach its memory"):
+        LimeForCausalLM.from_llama(llama, router_shares_kv=False)
+
+
+def test_from_llama_refuses_an_adapter_on_a_tied_head():
+    llama = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True))
+    with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
+        peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["lm_head"]), llama)
+    with pytest.raises(ValueError, match=r"does not have, such as lm_head\."):
+        LimeForCausalLM.from_llama(llama)
 
 
 def test_from_llama_takes_no_other_weights_than_the_llamas(llama):

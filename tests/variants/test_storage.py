@@ -1,6 +1,7 @@
 """LIMe with storage layers: what the cache holds, what layers borrow, what cannot be."""
 
 import copy
+from unittest import mock
 
 import literal
 import pytest
@@ -16,6 +17,7 @@ import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models import lent_heads
 from layermem.models.counting import count_cached, count_parameters, count_read
+from layermem.models.decoder import DecoderLayer
 from layermem.models.keywords import CACHE
 from layermem.models.lent_heads import LentHeads
 from layermem.models.registry import lookup
@@ -128,6 +130,18 @@ def test_what_is_lent_is_freed_after_its_last_reader():
     model = LimeForCausalLM(LimeConfig(**DEEP, storage=[0, 3], borrow_from=[0, 0, 3, 0])).model
     # Layers 1, 2 and 5 borrow from layer 0, layer 4 from layer 3, which reads the slot of layer 0.
     assert model._to_free == [[], [], [], [("slot", 0)], [("lent", 3)], [("lent", 0)]]
+
+
+def test_of_what_a_layer_mixes_the_largest_is_kept(ids):
+    """It has no slot of its own, which pruning would keep in any case."""
+    model = make(LimeForCausalLM, LimeConfig(**DEEP, storage="half", upper="mix"))
+    mixing = [layer for layer in model.model.layers if layer.lenders]
+    for layer in mixing:
+        of_sources = layer.self_attn.memory.weight.data.unflatten(1, (len(layer.lenders), -1))
+        of_sources.fill_(0.01)[:, 0] = 1
+    for row in model.prune_routers(1):
+        assert row.kept == ((0,) if row.layer % 2 else (row.layer,))
+    assert [layer.lenders for layer in mixing] == [(0,)] * 3
 
 
 def test_mixing_routers_are_pruned_and_loaded(ids, tmp_path):
@@ -404,7 +418,7 @@ def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, fo
 
 
 @pytest.mark.parametrize("case", UNFORMED)
-@pytest.mark.parametrize("reason", ["mask by head", "other function"])
+@pytest.mark.parametrize("reason", ["mask by head", "other function", "bias"])
 def test_it_is_formed_where_attention_is_not_alike_for_all_heads(
     case, reason, ids, formed, monkeypatch
 ):
@@ -414,21 +428,26 @@ def test_it_is_formed_where_attention_is_not_alike_for_all_heads(
     mask = torch.ones(len(ids), 4, T, T, dtype=torch.bool).tril()
     if reason == "mask by head":
         mask[:, 1, :, 2:4] = False
-    else:
+    elif reason == "other function":
         usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
         def capped(module, query, *others, **kwargs):
             return usual(module, query.tanh(), *others, **kwargs)
 
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", capped)
+    name, of_heads = {
+        "mask by head": ("attention_mask", mask),
+        "bias": ("position_bias", torch.randn(1, 4, T, T, dtype=torch.float64)),
+    }.get(reason, (None, mask))
+
+    def given(*part):
+        return {name: of_heads[:, :, *part]} if name else {}
+
     with torch.no_grad():
-        given = {"attention_mask": mask} if reason == "mask by head" else {}
-        whole = model(ids, use_cache=False, **given).logits[:, -1]
-        given = {"attention_mask": mask[:, :, :-1, :-1]} if given else {}
-        cache = model(ids[:, :-1], use_cache=True, **given)[CACHE]
+        whole = model(ids, use_cache=False, **given()).logits[:, -1]
+        cache = model(ids[:, :-1], use_cache=True, **given(slice(-1), slice(-1)))[CACHE]
         formed.clear()
-        given = {"attention_mask": mask[:, :, -1:]} if given else {}
-        logits = model(ids[:, -1:], **{CACHE: cache}, **given).logits[:, -1]
+        logits = model(ids[:, -1:], **{CACHE: cache}, **given(slice(-1, None))).logits[:, -1]
     assert [memory for memory in formed if memory in lent] == lent
     torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
 
@@ -481,15 +500,15 @@ def test_parameters_are_counted_without_what_is_absent():
 
 def tokens_run(model, ids, **kwargs):
     """Return how many tokens each layer runs on, and the logits of the last one."""
-    counts = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape[1]))
-        for layer in model.model.layers
-    ]
-    with torch.no_grad():
+    counts, usual = [], DecoderLayer.forward
+
+    # No hook, for which all tokens would be computed.
+    def counted(layer, state, *others, **given):
+        counts.append(state.shape[1])
+        return usual(layer, state, *others, **given)
+
+    with torch.no_grad(), mock.patch.object(DecoderLayer, "forward", counted):
         logits = model(ids, logits_to_keep=1, **kwargs).logits
-    for hook in hooks:
-        hook.remove()
     return counts, logits
 
 
@@ -519,11 +538,14 @@ def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cu
         torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("where", ["layer", "decoder"])
+@pytest.mark.parametrize("where", ["layer", "decoder", "before a layer"])
 def test_a_hook_sees_all_tokens_of_a_prompt(where, ids):
     model = make(lookup("yoco").causal_lm, lookup("yoco").config(**DEEP))
-    seen, watched = [], model.model.layers[4] if where == "layer" else model.model
-    watched.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
+    seen, watched = [], model.model if where == "decoder" else model.model.layers[4]
+    if where == "before a layer":
+        watched.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    else:
+        watched.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
     with torch.no_grad():
         model(ids, use_cache=True, logits_to_keep=1)
     assert seen == [ids.shape[1]]

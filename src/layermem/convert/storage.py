@@ -29,6 +29,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from layermem.models.decoder import Attention, DecoderLayer, Handed, run_layer
 from layermem.models.keywords import create_mask
 from layermem.models.lent_heads import LentHeads
+from layermem.models.pretrained import check_shapes
 from layermem.models.registry import check_names, lookup
 from layermem.ops.route import Slot
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
@@ -88,9 +89,9 @@ def with_storage(
         heads = [list(map(list, row.heads)) for row in rows]
         config = _lime_config(llama.config, storage, fields | {"borrow_heads": heads})
     model: Any = LimeForCausalLM(config).to(llama.device, llama.dtype).eval()
-    missing, _ = model.load_state_dict(borrowing.state_dict(), strict=False)
-    if unknown := [name for name in missing if ".memory." not in name]:
-        raise RuntimeError(f"weights of {unknown} are not among the LLaMA's")
+    missing, unexpected = model.load_state_dict(borrowing.state_dict(), strict=False)
+    if unknown := [name for name in missing if ".memory." not in name] + unexpected:
+        raise RuntimeError(f"weights of {unknown} are not those of both models")
     model.generation_config = llama.generation_config
     return model, rows
 
@@ -104,6 +105,7 @@ def config_with_storage(
     if storage is None:
         raise ValueError('storage=None keeps the whole cache; give "half", a number or a list')
     check_names(lookup("lime"), fields)
+    check_shapes(plain, fields)
     config = _lime_config(plain, storage, fields)
     found = {"borrow_heads", *(["borrow_from", "router_sources"] * (method == "heads"))}
     if given := sorted(name for name in found if getattr(config, name) is not None):

@@ -180,6 +180,13 @@ def check_complete(
             f"{source} has {len(unexpected)} weights that a {name} with num_hidden_layers={depth} "
             f"does not have, such as {min(unexpected)}; load it with the class that saved it"
         )
+    all_own = {key for key in model.state_dict() if _VARIANT_PARAMETER.search(key)}
+    if own and allow_missing_own and own != all_own:
+        raise ValueError(
+            f"{source} has some of the {len(all_own)} parameters that {name} adds to a LLaMA, and "
+            f"lacks {len(own)}, such as {min(own)}: choose fields with which all of them are there "
+            "(those it was trained with), or detach its memory first"
+        )
     if own and not allow_missing_own:
         advice = (
             f"to add them to a LLaMA checkpoint use {name}.from_llama"
@@ -222,7 +229,8 @@ def _belongs_to_decoder(model: PreTrainedModel, key: str) -> bool:
     """
     if "rotary_emb." in key:
         return False
-    module = key.rpartition(".")[0]
-    has_module = any(module == name for name, _ in model.named_modules())
+    modules = {name for name, _ in model.named_modules() if name}
+    # Of the module itself, or of a part that something has put into it.
+    has_module = any(key.startswith(f"{name}.") for name in modules)
     inside = key.startswith(f"{model.base_model_prefix}.")
     return has_module or inside or "layers." in key or _VARIANT_PARAMETER.search(key) is not None

@@ -14,8 +14,9 @@ The forward of one layer, with the parts that a variant may replace marked:
 Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads, E head width.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,10 @@ from transformers.utils.output_capturing import capture_outputs
 from layermem.models.configuration import DecoderConfig, padding_alone
 from layermem.models.keywords import (
     CACHE,
+    are_of_documents,
+    check_documents,
     check_keywords,
+    check_mask,
     create_mask,
     hides_values,
     only_cache,
@@ -52,6 +56,7 @@ from layermem.ops.rope import rotate, rotate_both
 from layermem.ops.route import Slot, SlotBuffer
 
 logger = logging.get_logger(__name__)
+T = TypeVar("T")
 
 
 Handed = tuple[Literal["slot", "lent"], int]
@@ -126,7 +131,7 @@ class Attention(nn.Module):
                 slots = (*slots, (own_slot[0], own_slot[1]))
         if self.borrows:
             query = rotate(query, *position_embeddings)
-            attended = self._attend_unformed(query, slots, attention_mask)
+            attended = self._attend_unformed(query, slots, attention_mask, kwargs)
             if attended is not None:
                 return self.o_proj(attended.flatten(1)[:, None]), None
         key, value = self.memory(query, slots)
@@ -157,7 +162,11 @@ class Attention(nn.Module):
         return y, weights, *own_slot, *lent
 
     def _attend_unformed(
-        self, query: Tensor, slots: tuple[Slot, ...] | SlotBuffer, mask: Any
+        self,
+        query: Tensor,
+        slots: tuple[Slot, ...] | SlotBuffer,
+        mask: Any,
+        kwargs: Mapping[str, Any],
     ) -> Tensor | None:
         """Return attention [B, H, 1, E] of one token by the memory itself, if it does better.
 
@@ -180,6 +189,7 @@ class Attention(nn.Module):
         if (
             isinstance(slots, SlotBuffer)
             or torch.compiler.is_compiling()
+            or kwargs.get("position_bias") is not None
             or not (is_measured and is_one_token and is_sdpa and is_alike_for_heads and is_itself)
         ):
             return None
@@ -298,6 +308,25 @@ def run_layer(
     return (x, *state[1:], *new) if grows else (x, *new)
 
 
+def _without_needless_cache(forward: Callable[..., T]) -> Callable[..., T]:
+    """Make the decoder's forward leave the cache out where it has no use and nobody asked for it.
+
+    It has to be the outermost: the next one fills in what the config says.
+    """
+
+    @wraps(forward)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> T:
+        names = ("input_ids", "attention_mask", "position_ids")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("use_cache") is None and self._has_no_use_for_cache(
+            given.get("attention_mask"), given.get("position_ids")
+        ):
+            kwargs["use_cache"] = False
+        return forward(self, *args, **kwargs)
+
+    return wrapper
+
+
 class Decoder(PreTrainedDecoder):
     """Token ids to hidden states [B, T, D].
 
@@ -359,8 +388,9 @@ class Decoder(PreTrainedDecoder):
         if attention_mask is not None or position_ids is None:
             return False
         # Where positions cannot be looked at, they may be those of several documents.
-        return hides_values(position_ids) or _are_of_documents(position_ids)
+        return hides_values(position_ids) or are_of_documents(position_ids)
 
+    @_without_needless_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -377,7 +407,9 @@ class Decoder(PreTrainedDecoder):
     ) -> BaseModelOutputWithPast:
         """Run the decoder on token ids or embeddings; see transformers for the arguments.
 
-        ``past_key_values`` is the older name of ``cache``. ``last_token_only``: the caller needs
+        Without ``use_cache`` the config decides, but for training and for packed documents, which
+        have no use for a cache. ``past_key_values`` is the older name of ``cache``.
+        ``last_token_only``: the caller needs
         the last token's hidden state alone. The last layers, if they have no entries in the cache,
         may then run on that token, and the result be [B, 1, D].
         """
@@ -386,14 +418,10 @@ class Decoder(PreTrainedDecoder):
             type(self).__name__, self.config, kwargs, cache, position_ids, attention_mask
         )
         embeds = self._embed(input_ids, inputs_embeds)
-        if (
-            use_cache
-            and cache is None
-            and not self._has_no_use_for_cache(attention_mask, position_ids)
-        ):
+        check_mask(attention_mask, embeds, cache)
+        if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        elif cache is not None and attention_mask is None and position_ids is not None:
-            _check_one_document(position_ids)
+        check_documents(position_ids, attention_mask, cache)
         mask = create_mask(self.config, embeds, attention_mask, position_ids, cache)
         if position_ids is None:
             start = cache.get_seq_length() if cache is not None else 0
@@ -434,7 +462,9 @@ class Decoder(PreTrainedDecoder):
         of_cut: list[nn.Module] = [self, self.norm]
         for layer in self.layers[self.without_cache_from :]:
             of_cut += layer.modules()
-        looked_at = looked_at or any(module._forward_hooks for module in of_cut)
+        looked_at = looked_at or any(
+            module._forward_hooks or module._forward_pre_hooks for module in of_cut
+        )
         # Without a mask one query attends to all that there is, and a cache of a fixed length has
         # places that are empty.
         can_be_cut = isinstance(mask, Tensor) or (mask is None and not cache.is_compileable)
@@ -539,25 +569,4 @@ def _check_route(layer: DecoderLayer) -> None:
             f"layer {layer.layer_idx} is handed the slots of layers {[*layer.sources, *own]}, and "
             f"its {type(memory).__name__} reads {list(route[0])}: Variant.sources and the memory "
             "must name the same layers; prune_routers changes both"
-        )
-
-
-def _are_of_documents(position_ids: Tensor) -> bool:
-    """Return whether positions are those of several documents, as transformers tells it.
-
-    They are where one is not the last one and one more.
-    """
-    if position_ids.shape[-1] == 1:
-        # A GPU need not be waited for.
-        return False
-    return bool((position_ids.diff(dim=-1) != 1).any())
-
-
-def _check_one_document(position_ids: Tensor) -> None:
-    """Raise if tokens of several documents would be put into a cache, which mixes them."""
-    if not hides_values(position_ids) and _are_of_documents(position_ids):
-        raise ValueError(
-            "position_ids that do not go up one by one are those of several documents, which a "
-            "cache does not keep apart: leave the cache out (use_cache=False), or give an "
-            "attention_mask"
         )

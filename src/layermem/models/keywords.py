@@ -156,6 +156,66 @@ def hides_values(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def are_of_documents(position_ids: Tensor) -> bool:
+    """Return whether positions are those of several documents, as transformers tells it.
+
+    They are where one is not the last one and one more.
+    """
+    if position_ids.shape[-1] == 1:
+        # A GPU need not be waited for.
+        return False
+    return bool((position_ids.diff(dim=-1) != 1).any())
+
+
+def check_documents(
+    position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None
+) -> None:
+    """Raise if tokens of several documents would attend to each other.
+
+    Positions that begin anew keep documents apart only without a cache and without a mask of tokens
+    (2-D). Before a token that goes on after padding they may begin anew.
+    """
+    if position_ids is None or position_ids.shape[-1] == 1 or hides_values(position_ids):
+        return
+    if attention_mask is None and cache is not None and are_of_documents(position_ids):
+        raise ValueError(
+            "position_ids that do not go up one by one are those of several documents, which a "
+            "cache does not keep apart: leave the cache out (use_cache=False), or give an "
+            "attention_mask of 4 dimensions"
+        )
+    if attention_mask is not None and attention_mask.ndim == 2:
+        seen = attention_mask[:, -position_ids.shape[-1] :].bool()
+        anew = position_ids.diff(dim=-1) <= 0
+        if (anew & seen[:, 1:] & seen[:, :-1]).any():
+            raise ValueError(
+                "position_ids begin anew within a row, as those of several documents, which an "
+                "attention_mask of tokens does not keep apart: leave the mask out, or give one of "
+                "4 dimensions"
+            )
+
+
+def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> None:
+    """Raise if a mask of tokens (2-D) is not one of all tokens, those in the cache included.
+
+    transformers takes what is missing on the right for padding.
+    """
+    if attention_mask is None or attention_mask.ndim != 2 or isinstance(cache, PagedAttentionCache):
+        return
+    batch, length, what = *embeds.shape[:2], "tokens"
+    # A GPU would be waited for to know how full a cache of a fixed length is.
+    if cache is not None and not (
+        hides_values(embeds) or (embeds.is_cuda and cache.is_compileable)
+    ):
+        length += int(cache.get_seq_length())
+        what = "tokens, those in the cache included,"
+    rows, columns = attention_mask.shape
+    if rows != batch or columns < length:
+        raise ValueError(
+            f"an attention_mask of {batch} rows and {length} {what} was expected, got one of shape "
+            f"{list(attention_mask.shape)}: give 1 for each token that is seen, 0 for padding"
+        )
+
+
 def names(reader: Callable[..., Any], name: str) -> bool:
     """Return whether a function has a parameter of this name."""
     parameter = inspect.signature(reader).parameters.get(name)

@@ -167,7 +167,14 @@ def eager_attention(
     groups = query.shape[1] // key.shape[1]
     key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        if not attention_mask.is_floating_point():
+            raise ValueError(
+                f"a mask of {attention_mask.dtype} would be added to the scores: give a boolean "
+                "one (mask.bool(), True where a token is seen), or one of numbers to be added"
+            )
         scores = scores + attention_mask
     # The softmax is computed in float32 at least and rounded once.
     wide = torch.promote_types(query.dtype, torch.float32)

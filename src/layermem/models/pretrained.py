@@ -193,6 +193,20 @@ def _kind_of(class_name: str) -> str:
     return {"": "decoder", "CausalLM": "language model"}.get(task, f"model for {words}")
 
 
+def check_shapes(llama: PreTrainedConfig, fields: Mapping[str, Any]) -> None:
+    """Raise if fields would give another meaning to the weights of a LLaMA.
+
+    Weights of one shape may belong to two heads of width 8 or to one of 16.
+    """
+    shape_names = (*DecoderConfig.shape_fields, "tie_word_embeddings")
+    for name in [name for name in shape_names if name in fields and hasattr(llama, name)]:
+        if fields[name] != getattr(llama, name):
+            raise ValueError(
+                f"the LLaMA has {name}={getattr(llama, name)}, got {name}={fields[name]}; its "
+                f"weights cannot be used with another value: leave {name} out"
+            )
+
+
 def _config_from_llama(
     cls: type[PreTrainedDecoder], llama: PreTrainedConfig, fields: Mapping[str, Any]
 ) -> DecoderConfig:
@@ -207,14 +221,7 @@ def _config_from_llama(
     dropped = _FILE_FIELDS + (("id2label", "label2id") if "num_labels" in fields else ())
     for name in dropped:
         values.pop(name, None)
-    # Weights of one shape may belong to two heads of width 8 or to one of 16.
-    shape_names = (*DecoderConfig.shape_fields, "tie_word_embeddings")
-    for name in [name for name in shape_names if name in fields and hasattr(llama, name)]:
-        if fields[name] != getattr(llama, name):
-            raise ValueError(
-                f"the LLaMA has {name}={getattr(llama, name)}, got {name}={fields[name]}; its "
-                f"weights cannot be used with another value: leave {name} out"
-            )
+    check_shapes(llama, fields)
     return cls.config_class(**{**values, **fields})
 
 

@@ -86,7 +86,9 @@ def pruned_router(
     """Return a router without its small weights, and the row about what was removed."""
     # Keys and values keep the same layers, because slots hold both.
     old = torch.cat([weight.detach() for weight in router.named_weights().values()])
-    new, read = prune(old, keep, by, router.columns)
+    # A layer that borrows has no slot of its own.
+    reads_last = router.sources[-1] == router.layer
+    new, read = prune(old, keep, by, router.columns, reads_last=reads_last)
     columns = read.repeat_interleave(router.columns)
     old_sum, new_sum = (float(w.abs().sum(dtype=torch.float64)) for w in (old, new))
 
