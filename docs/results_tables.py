@@ -369,17 +369,28 @@ def answer(question: Question, records: Path) -> Answer:
         return Answer(question=question)
     result = read_result(StudyResult, records / f"{question.record}.json")
     _check_whole(question.record, result)
-    lines = [
-        line
+    tables = [
+        lines_of(result, board, condition, question.metric)
         for board in result.boards
         for condition in board.conditions
         if question.board in ("", board.name) and question.condition == condition.name
-        for line in lines_of(result, board, condition, question.metric)
+    ]
+    lines = [
+        line
+        for table in tables
+        for line in table
         if line.arm == question.arm and line.difference is not None
     ]
     if len(lines) != 1:
         raise SystemExit(
             f"{question.record} must have one difference for {question.asks!r}, has {len(lines)}"
+        )
+    (compared,) = (table for table in tables if lines[0] in table)
+    first = next(line for line in compared if line.difference is None)
+    if lacking := sorted({*lines[0].missing, *first.missing}):
+        raise SystemExit(
+            f"{question.record}: of seeds {', '.join(map(str, lacking))} there is no pair for "
+            f"{question.asks!r}: an arm that loses seeds is not judged"
         )
     return Answer(question=question, line=lines[0], metric=result.metric(question.metric))
 

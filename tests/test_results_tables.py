@@ -92,6 +92,20 @@ def test_a_question_is_answered_by_its_difference(script, tmp_path, ours, verdic
         script.answer(a_question(script, condition="tokens"), tmp_path)
 
 
+@pytest.mark.parametrize("loses", ["plain", "lime"])
+def test_a_question_about_an_arm_that_lost_seeds_is_not_answered(script, tmp_path, loses):
+    """As where it diverged in some: those that are left may be the lucky ones."""
+    shares = {"plain": (0.3, 0.4, 0.5), "lime": (0.5, 0.61, 0.7)}
+    made = a_comparison(shares, metric="right answers", conditions=("recorded",))
+    runs = [
+        replace(run, state="diverged") if run.arm == loses and run.seed == 2 else run
+        for run in made.runs
+    ]
+    write(tmp_path / "made-up.json", replace(made, runs=tuple(runs)))
+    with pytest.raises(SystemExit, match="of seeds 2 there is no pair"):
+        script.answer(a_question(script), tmp_path)
+
+
 def test_the_readme_links_to_the_same_evidence(script):
     header, *rows = script.answers_table(script.RECORDS)
     _, *brief = script.answers_table(script.RECORDS, brief=True, above_docs=True)

@@ -162,6 +162,14 @@ def test_arms_are_ranked_and_their_differences_adjusted():
     ]
 
 
+def test_equal_arms_share_a_rank_in_whatever_order_they_are_named():
+    right = {"plain": [1.0] * 3, "lime": [1.0] * 3, "mudd": [0.8, 0.9, 0.7], "yoco": [0.1] * 3}
+    for names in (list(right), list(right)[::-1]):
+        values = {arm: dict(enumerate(right[arm])) for arm in names}
+        ranks = {line.arm: line.rank for line in compare(values, range(3), "higher")}
+        assert ranks == {"plain": 1, "lime": 1, "mudd": 3, "yoco": 4}
+
+
 def test_of_two_seeds_or_of_nothing_better_there_is_no_rank():
     two = {arm: {0: values[0], 1: values[1]} for arm, values in list(VALUES.items())[:3]}
     assert {line.rank for line in compare(two, (0, 1), "higher")} == {None}

@@ -92,6 +92,28 @@ def test_runs_of_another_precision_are_no_seeds_of_one_arm(tmp_path):
     assert arms_of(compared(tmp_path, *runs)) == two
 
 
+def test_a_run_that_recorded_no_precision_does_not_make_others_alike(tmp_path):
+    precisions = {"plain": "float32", "lime": "bfloat16"}
+    runs = [
+        record(tmp_path / f"{variant}{seed}", variant=variant, seed=seed, about={"precision": p})
+        for variant, p in precisions.items()
+        for seed in (0, 1)
+    ]
+    died = record(tmp_path / "mudd0", variant="mudd", ended=False)
+    named = {f"{variant}:precision={p}" for variant, p in precisions.items()}
+    assert set(arms_of(compared(tmp_path, *runs))) == named
+    assert set(arms_of(compared(tmp_path, *runs, died))) == {*named, "mudd:precision=auto"}
+    # Where the others have one precision, it has that.
+    assert set(arms_of(compared(tmp_path, *runs[:2], died))) == {"plain", "mudd"}
+
+
+def test_the_run_by_which_a_rate_was_chosen_is_in_no_mean(tmp_path, caplog):
+    runs = [record(tmp_path / f"s{seed}", seed=seed) for seed in (0, 1, 1000)]
+    assert arms_of(compared(tmp_path, *runs)) == {"lime": ["s0", "s1"]}
+    assert "s1000 is left out of lime: seed 1000" in caplog.text
+    assert arms_of(compared(tmp_path, runs[-1])) == {"lime": ["s1000"]}
+
+
 def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
     penalty = Regularizer(penalty="seq_vcr")
     runs = [

@@ -229,7 +229,7 @@ def ranks_table(result: StudyResult) -> Table | None:
             for each in pairs
         ],
         "if they rank alike": [
-            "cannot be said: arms differ by no more than seeds"
+            "cannot be said: arms tie, or differ by no more than seeds"
             if each.if_alike is None
             else f"above {each.if_alike:.2f}"
             for each in pairs
@@ -240,8 +240,8 @@ def ranks_table(result: StudyResult) -> Table | None:
         "them alike, 0 where one says nothing about the other. Intervals are of 2,000 draws of as "
         "many seeds, with repetition. Draws are noisier than the means, and lean to 0: an upper "
         "end below 1 does not show that two boards rank the arms otherwise. A correlation below "
-        "the last column does: given the noise of seeds, boards that rank the arms alike show one "
-        "above it in 95 of 100 studies."
+        "the last column does: given the noise of seeds, taken to be as large for every arm, "
+        "boards that rank the arms alike show one above it in 95 of 100 studies."
     )
     return Table.of_columns(columns, caption) if pairs else None
 

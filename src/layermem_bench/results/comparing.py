@@ -69,7 +69,8 @@ class Line:
     pairs_to_settle: int | None
     """Paired seeds that would settle a difference as large as observed."""
     rank: int | None
-    """Rank by the mean; None: nothing is better or worse, or seeds are missing or too few."""
+    """Rank by the mean, of equal ones the same; None: nothing is better or worse, or seeds are
+    missing or too few."""
     missing: tuple[int, ...]
 
 
@@ -92,6 +93,10 @@ def compare(
         sign = -1 if better == "higher" else 1
         order.sort(key=lambda arm: sign * interval(list(values[arm].values())).mean)
     ranked = order if better and len(seeds) >= RANKED_FROM else []
+    # Rounded, since equal values may have been added up in another order.
+    means = [round(interval(list(values[arm].values())).mean, 12) for arm in ranked]
+    # Equal ones share the first place of theirs.
+    ranks = {arm: 1 + means.index(mean) for arm, mean in zip(ranked, means, strict=True)}
     order = [*order, *(arm for arm in values if missing[arm])]
     differences = {a: paired_by_seed(values[a], values[first]) for a in values if a != first}
     p_values = adjusted_p_values(differences, looks)
@@ -106,10 +111,10 @@ def compare(
             p=p_values.get(arm),
             p_to_best=to_best.get(arm),
             pairs_to_settle=settling.get(arm),
-            rank=place if arm in ranked else None,
+            rank=ranks.get(arm),
             missing=missing[arm],
         )
-        for place, arm in enumerate(order, 1)
+        for arm in order
     ]
 
 

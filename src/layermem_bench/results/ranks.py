@@ -27,8 +27,9 @@ class RankCorrelation:
     which then has no correlation."""
     if_alike: float | None
     """What boards that rank the arms alike would exceed in 95 of 100 studies, given the noise of
-    seeds: a value below shows that they rank otherwise. None: on a board arms differ by no more
-    than their seeds, so that it cannot be said."""
+    seeds: a value below shows that they rank otherwise. None: on a board arms tie, or differ by no
+    more than their seeds, or one alone has the same value with every seed, as at 0% or 100%, so
+    that it cannot be said."""
 
 
 _DRAWS = 2000
@@ -107,6 +108,10 @@ def _if_alike(values: Sequence[_Array], generator: _Array) -> float | None:
     for board in values:
         arms, seeds = board.shape
         means = board.mean(-1)
+        # Studies are drawn without ties, and with as much noise for one arm as for another.
+        by_seeds = np.ptp(board, axis=-1)
+        if len(set(means.round(12))) < arms or by_seeds.min() == 0 < by_seeds.max():
+            return None
         # What a seed adds to every arm changes no rank.
         left = board - means[:, None] - board.mean(0) + board.mean()
         noise = (left**2).sum() / ((arms - 1) * (seeds - 1)) / seeds

@@ -123,7 +123,11 @@ def _board(
             name=name,
             arms=_arms(done, plan, trained),
             looks=looks_at_runs(
-                before, name, [run for run in counting if name in run.conditions], study.seeds
+                before,
+                name,
+                [run for run in counting if name in run.conditions],
+                study.seeds,
+                planned=True,
             ),
         )
         for name, plan in done.by_condition.items()
@@ -242,12 +246,18 @@ def replaced_result(path: Path) -> StudyResult | None:
 
 
 def looks_at_runs(
-    before: StudyResult | None, condition: str, runs: Sequence[RunRecord], seeds: Sequence[int]
+    before: StudyResult | None,
+    condition: str,
+    runs: Sequence[RunRecord],
+    seeds: Sequence[int],
+    *,
+    planned: bool = False,
 ) -> Looks:
     """Return the looks at the runs of one board under a condition, that at ``seeds`` last.
 
     Runs are found again by what they are, not by the board's name. It is another look where an arm
-    has got seeds, also if all arms together have no new one.
+    has got seeds, also if all arms together have no new one; not where ``seeds`` are ``planned``,
+    of which one that failed was tried again.
     """
     for board in before.boards if before else ():
         for earlier in board.conditions:
@@ -256,7 +266,8 @@ def looks_at_runs(
                 first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
                 looks, now = earlier.looks or (first,), tuple(sorted(seeds))
                 if looks[-1] == now:
-                    return (*looks, now) if _an_arm_has_grown(seen, runs) else looks
+                    grown = not planned and _an_arm_has_grown(seen, runs)
+                    return (*looks, now) if grown else looks
                 return further_looks(looks, now)
     return further_looks((), seeds)
 

@@ -29,6 +29,7 @@ from layermem_bench.results.study import (
 )
 from layermem_bench.study.carrying_out import RESULT
 from layermem_bench.study.costs import costs_of_arms
+from layermem_bench.study.definition import CHOOSING_SEED
 from layermem_bench.study.gathering import looks_at_runs, metrics_of, replaced_result
 from layermem_bench.study.hosts import way_of
 from layermem_bench.study.recipe import without_recipe
@@ -122,7 +123,13 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
                 "came to the same, such as a precision); name one"
             )
         by_seed[seed] = name
-    for by_seed in arms.values():
+    for arm, by_seed in arms.items():
+        if len(by_seed) > 1 and CHOOSING_SEED in by_seed:
+            # A mean with the run by which the arm's rate was chosen would be too good.
+            logger.warning(
+                "%s is left out of %s: seed %d is that by which learning rates are chosen",
+                *(by_seed.pop(CHOOSING_SEED), arm, CHOOSING_SEED),
+            )
         check_comparable(runs[name][1] for name in by_seed.values())
     check_same_starts(folder for _, folder in runs.values())
     return arms
@@ -190,13 +197,18 @@ def _data_of_config(run: Run) -> str:
 
 
 def _with_recorded_precision(runs: Runs) -> dict[str, Run]:
-    """Return the runs with "auto" replaced by the precision it came to, if all recorded it."""
-    precisions: list[Any] = [recorded_about(f).get("precision") for _, f in runs.values()]
-    if not all(precisions):
-        return {name: run for name, (run, _) in runs.items()}
+    """Return the runs with "auto" replaced by the precision it came to.
+
+    A run that ended before it recorded one has that of the others, if these have the same.
+    """
+    found: dict[str, Any] = {n: recorded_about(f).get("precision") for n, (_, f) in runs.items()}
+    (only,) = kinds if len(kinds := {p for p in found.values() if p}) == 1 else (None,)
+    for name, (run, _) in runs.items():
+        asked = run.compute.precision
+        found[name] = found[name] or (only if only and asked == "auto" else asked)
     return {
-        name: replace(run, compute=replace(run.compute, precision=precision))
-        for (name, (run, _)), precision in zip(runs.items(), precisions, strict=True)
+        name: replace(run, compute=replace(run.compute, precision=found[name]))
+        for name, (run, _) in runs.items()
     }
 
 
