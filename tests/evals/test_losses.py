@@ -4,8 +4,10 @@ import itertools
 import json
 import lzma
 import math
+import random
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
@@ -18,9 +20,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem_bench import cli
 from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals import adjust, losses
 from layermem_bench.evals.perplexity import perplexity
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import holm
 from layermem_bench.train.run import train
 
 
@@ -104,11 +108,35 @@ def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys)
     against = losses.differences["same"]
     assert against.value == pytest.approx(losses.scores["same"].value - ours.value)
     low, high = against.interval
-    assert low < against.value < high and against.p is None
+    assert low < against.value < high and against.p < 0.05
     assert bits.differences["same"].value == pytest.approx(against.value / math.log(2), rel=1e-6)
     # Losses of other tokens are not compared, and no mean over seeds is made of them.
     assert set(losses.differences) == {"same"} and not losses.is_comparable
     assert bits.is_comparable and len(bits.differences["other"].interval) == 2
+
+
+def test_of_many_models_p_values_are_adjusted():
+    """Of eight models alike, a difference from the first by intervals alone is named in a third."""
+    generator = random.Random(0)
+    sizes = [generator.randrange(50, 200) for _ in range(12)]
+    hard = [generator.gauss(2, 0.3) for _ in sizes]
+    found = {}
+    for name in "abcd":
+        nats = [n * (h + generator.gauss(0, 0.05)) for n, h in zip(sizes, hard, strict=True)]
+        found[name] = SimpleNamespace(
+            loss=sum(nats) / sum(sizes),
+            bits_per_byte=sum(nats) / sum(sizes) / math.log(2),
+            documents=SimpleNamespace(nats=nats, tokens=sizes, bytes=sizes),
+        )
+    first, *others = found.values()
+    for between in (losses._bits_between, losses._nats_between):
+        raw = {name: between(each, first) for name, each in zip("bcd", others, strict=True)}
+        for each in raw.values():
+            # Of one test, p is 0.05 where the interval ends at 0.
+            assert (each.p < 0.05) == (not each.interval[0] <= 0 <= each.interval[1])
+        adjusted = [each.p for each in adjust(raw).values()]
+        assert adjusted == holm([each.p for each in raw.values()])
+        assert adjusted != [each.p for each in raw.values()]
 
 
 def test_losses_by_position_are_rows_with_a_place(run, folder, texts, tmp_path):

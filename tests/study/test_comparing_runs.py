@@ -12,6 +12,7 @@ from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
 from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task, Teacher
 from layermem_bench.efficiency.costs import cost
+from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 from layermem_bench.study.run_folders import compare_runs
 from layermem_bench.tasks.registry import get_task
@@ -112,6 +113,16 @@ def test_the_run_by_which_a_rate_was_chosen_is_in_no_mean(tmp_path, caplog):
     assert arms_of(compared(tmp_path, *runs)) == {"lime": ["s0", "s1"]}
     assert "s1000 is left out of lime: seed 1000" in caplog.text
     assert arms_of(compared(tmp_path, runs[-1])) == {"lime": ["s1000"]}
+
+
+def test_other_code_of_plugins_is_named(tmp_path, caplog):
+    for seed, digest in enumerate(("aa", "aa", "bb")):
+        record(tmp_path / f"s{seed}", seed=seed, about={"plugins": digest, "commit": "c"})
+    compared(tmp_path, tmp_path / "s0", tmp_path / "s1")
+    assert "code of plugins" not in caplog.text
+    found = compared(tmp_path, *(tmp_path / f"s{seed}" for seed in range(3)))
+    assert "s0 and" in caplog.text and "s2 were trained with other code of plugins" in caplog.text
+    assert "Not all of them were made with the same versions" in runs_table(found).caption
 
 
 def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):

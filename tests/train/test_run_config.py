@@ -98,11 +98,12 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch, request):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    package = tmp_path / "package"
-    package.mkdir()
-    for name in ("__init__.py", "more.py"):
-        (package / name).write_text("")
-    monkeypatch.setattr("layermem_bench.train.run_config._PACKAGE_FOLDER", package)
+    packages = tmp_path / "one", tmp_path / "other"
+    for package in packages:
+        package.mkdir()
+        for name in ("__init__.py", "more.py"):
+            (package / name).write_text("")
+    monkeypatch.setattr("layermem_bench.train.run_config._PACKAGE_FOLDERS", packages)
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
 
@@ -111,12 +112,23 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch, request):
         return describe_environment()["commit"]
 
     assert commit_now() == "not a git checkout"
-    git("add", "package")
+    git("add", "one", "other")
     git("commit", "-q", "-m", "with it")
     commit = git("rev-parse", "HEAD")
     assert commit_now() == commit
-    (package / "more.py").write_text("1")
+    digests = {describe_environment()["sources"]}
+    (packages[1] / "more.py").write_text("1")
     assert describe_environment()["commit"] == commit, "the code that was loaded"
     assert commit_now() == f"{commit}+changes"
+    digests.add(describe_environment()["sources"])
+    git("checkout", "other")
+    assert commit_now() == commit
+    assert describe_environment()["sources"] in digests
+    # The variants are in the other package; two changes are two codes.
+    for text in ("1", "2"):
+        (packages[0] / "more.py").write_text(text)
+        assert commit_now() == f"{commit}+changes"
+        digests.add(describe_environment()["sources"])
+    assert len(digests) == 4
     monkeypatch.setenv("PATH", "")
     assert commit_now() == "not a git checkout"

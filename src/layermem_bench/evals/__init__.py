@@ -50,20 +50,20 @@ def compare_right(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
     items = len(ours[0])
     sides = (ours, theirs)
     means = [[sum(item) / len(side) for item in zip(*side, strict=True)] for side in sides]
-    interval = ratio_interval([(mean, [1.0] * items) for mean in means]) or ()
+    interval = ratio_interval([(mean, [1.0] * items) for mean in means])
     pairs = list(zip(ours[0], theirs[0], strict=True))
     return Difference(
         value=paired(*([sum(right) / items for right in side] for side in sides)).mean,
         # No difference of shares is larger than 1.
-        interval=tuple(max(-1.0, min(1.0, end)) for end in interval),
+        interval=tuple(max(-1.0, min(1.0, end)) for end in interval.ends) if interval else (),
         p=mcnemar(pairs.count((1, 0)), pairs.count((0, 1))),
     )
 
 
 def adjust(differences: Mapping[str, Difference]) -> dict[str, Difference]:
-    """Return differences with p-values adjusted by Holm's method for their number."""
-    adjusted = holm([each.p for each in differences.values() if each.p is not None])
+    """Return differences with p-values, where they have one, adjusted by Holm's method."""
+    adjusted = iter(holm([each.p for each in differences.values() if each.p is not None]))
     return {
-        name: replace(each, p=p)
-        for (name, each), p in zip(differences.items(), adjusted, strict=True)
+        name: each if each.p is None else replace(each, p=next(adjusted))
+        for name, each in differences.items()
     }

@@ -13,11 +13,11 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.analysis.earlier_stages import read_lineage, stages_on
 from layermem_bench.config.run import Data
 from layermem_bench.data.sources import LocalFiles, open_source
-from layermem_bench.evals import Tell
+from layermem_bench.evals import Tell, adjust
 from layermem_bench.evals.perplexity import Perplexity, check_context, longest_context, perplexity
 from layermem_bench.evals.token_kinds import SpanLoss
 from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
-from layermem_bench.results.intervals import ratio_interval
+from layermem_bench.results.intervals import p_value, ratio_interval
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ _LOSSES = Table(
     caption="Loss per token compares models of one tokenizer; bits per byte, any. The rows by the "
     "number of tokens before the predicted one in its window are nats per token; late ones are of "
     "long documents alone. Differences: 95% intervals by the jackknife over documents, the same "
-    "for both, and not over seeds of training.",
+    "for both, and not over seeds of training; p-values of the same, adjusted by Holm's method for "
+    "the models of a row.",
 )
 _REPEATED, _FREQUENT, _ABLATED = "loss by repetition", "loss by frequency", "loss without weights"
 _KINDS = {
@@ -165,11 +166,11 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
             )
             for name, model in models.items()
         },
-        differences={name: _bits_between(model, first) for name, model in others},
+        differences=adjust({name: _bits_between(model, first) for name, model in others}),
     )
     row = partial(Row, unit="tokens", is_comparable=len(same_tokens) == len(others))
     losses = {name: Score(value=model.loss, count=model.tokens) for name, model in models.items()}
-    differences = {name: _nats_between(model, first) for name, model in same_tokens.items()}
+    differences = adjust({n: _nats_between(model, first) for n, model in same_tokens.items()})
     yield row(table=LOSS, name="nats per token", scores=losses, differences=differences)
     for i, place in enumerate(first.positions):
         after = f"after {_span(place)} token{'s' * (place.last != 1)}"
@@ -224,13 +225,21 @@ def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:
         ([nats / math.log(2) for nats in m.documents.nats], list(map(float, m.documents.bytes)))
         for m in (ours, theirs)
     ]
-    value = ours.bits_per_byte - theirs.bits_per_byte
-    return Difference(value=value, interval=ratio_interval(per_byte) or ())
+    return _difference(ours.bits_per_byte - theirs.bits_per_byte, per_byte)
 
 
 def _nats_between(ours: Perplexity, theirs: Perplexity) -> Difference:
     per_token = [(m.documents.nats, list(map(float, m.documents.tokens))) for m in (ours, theirs)]
-    return Difference(value=ours.loss - theirs.loss, interval=ratio_interval(per_token) or ())
+    return _difference(ours.loss - theirs.loss, per_token)
+
+
+def _difference(
+    value: float, pairs: Sequence[tuple[Sequence[float], Sequence[float]]]
+) -> Difference:
+    interval = ratio_interval(pairs)
+    if interval is None:
+        return Difference(value=value)
+    return Difference(value=value, interval=interval.ends, p=p_value(interval))
 
 
 def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOptions) -> str:

@@ -345,7 +345,8 @@ def runs_table(result: StudyResult) -> Table:
     for run in result.runs:
         made = ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
         # Runs that chose a rate keep nothing of this, nor do those that have not begun.
-        made_with |= {made} if made else set()
+        code = [str(run.about.get(key, "")) for key in ("sources", "plugins")]
+        made_with |= {" ".join([made, *code])} if made else set()
         state = f"{run.state}: {run.note}" if run.note else run.state
         steps = f"{run.max_steps:,}" if run.max_steps else ""
         speed = f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else ""

@@ -85,7 +85,8 @@ class Difference:
     interval: tuple[float, ...] = ()
     """Its 95% interval over items, by the jackknife; empty: there is one item."""
     p: float | None = None
-    """p-value by McNemar's exact test, adjusted by Holm's method; None: it is of no shares."""
+    """p-value, of shares by McNemar's exact test, of losses by the jackknife, adjusted by Holm's
+    method; None: there is one item."""
 
 
 @dataclass(frozen=True, kw_only=True)

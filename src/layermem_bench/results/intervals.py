@@ -36,6 +36,10 @@ class Interval:
     count: int
     """Values that the mean is of."""
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        return self.mean - self.half, self.mean + self.half
+
     def __str__(self) -> str:
         return f"{self.mean:.4f} +- {self.half:.4f}"
 
@@ -228,7 +232,7 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
 
 def ratio_interval(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
-) -> tuple[float, float] | None:
+) -> Interval | None:
     """Return the 95% interval of a ratio of sums over items, or of the first ratio minus a second.
 
     Each pair holds a numerator and a denominator of every item, such as the loss and the number of
@@ -255,4 +259,4 @@ def ratio_interval(
 
     error = math.sqrt((count - 1) / count * (count - 1) * statistics.variance(without))
     half = float(stats.t.ppf(0.975, count - 1)) * error
-    return value - half, value + half
+    return Interval(mean=value, half=half, count=count)

@@ -188,11 +188,13 @@ def read_failure(folder: RunFolder) -> str | None:
 
 
 def check_comparable(folders: Iterable[RunFolder]) -> None:
-    """Raise where runs of one config learnt different data, from other weights or otherwise.
+    """Raise where runs of one config learnt different data, from other weights or otherwise; warn
+    where code of plugins was another.
 
     A run that has not recorded them is taken to agree.
     """
     found: dict[str, dict[str, Path]] = {}
+    of_plugins: dict[str, Path] = {}
     for folder in folders:
         about, run = recorded_about(folder), recorded_run(folder)
         start = run.model.pretrained or run.host.model
@@ -203,6 +205,8 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
             f"from different weights of {start}": about.get("weights"),
             f"by different weights of {run.teacher.model}": about.get("teacher"),
         }
+        if plugins := about.get("plugins"):
+            of_plugins.setdefault(str(plugins), folder.path)
         for how, value in said.items():
             if value:
                 found.setdefault(how, {}).setdefault(str(value), folder.path)
@@ -213,6 +217,14 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
                 f"({', '.join(by_value)}), so they cannot be compared; train one of them again in "
                 "another --out"
             )
+
+    if len(of_plugins) > 1:
+        # What was changed may be something else in the file.
+        logger.warning(
+            "%s were trained with other code of plugins: if what they train was changed, train "
+            "them all in another --out",
+            " and ".join(map(str, of_plugins.values())),
+        )
 
 
 def check_same_starts(folders: Iterable[RunFolder]) -> None:

@@ -4,18 +4,21 @@ The file holds the fields of the run and, under ``about``, where the run came fr
 commit, machine, command), with a digest of the fields, by which an edited file is noticed.
 """
 
+import hashlib
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
 
+import layermem
 from layermem.models.files import write_atomically
+from layermem.models.plugins import plugin_digest
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results.processor import processor_name
 from layermem_bench.results.run_folder import RunFolder, fields_digest
@@ -26,8 +29,11 @@ from layermem_bench.results.run_folder import recorded_run as recorded_run
 from layermem_bench.train.checkpoints import config_changes
 from layermem_bench.train.extending import extends, rewind
 
+# Of a digest.
+_DIGITS = 12
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
-_PACKAGE_FOLDER = Path(__file__).parents[1]
+# layermem has the variants, and layermem_bench trains them.
+_PACKAGE_FOLDERS = (Path(layermem.__file__).parent, Path(__file__).parents[1])
 
 
 def check_same_run(folder: RunFolder, run: Run) -> None:
@@ -97,7 +103,9 @@ def _environment() -> Mapping[str, str]:
         "layermem": _package_version("layermem"),
         "python": platform.python_version(),
         **{name: _package_version(name) for name in _PACKAGES},
-        "commit": _commit_of(_PACKAGE_FOLDER / "__init__.py"),
+        "commit": _commit_of(_PACKAGE_FOLDERS),
+        "sources": _digest_of(_PACKAGE_FOLDERS),
+        **({"plugins": plugins[:_DIGITS]} if (plugins := plugin_digest()) else {}),
         "machine": platform.machine(),
         "processor": processor_name(),
     }
@@ -111,17 +119,29 @@ def _command_line() -> str:
     return shlex.join([program, *arguments])
 
 
-def _commit_of(file: Path) -> str:
-    """Return the commit of a file, with "+changes" where its folder differs from the commit."""
+def _digest_of(folders: Iterable[Path]) -> str:
+    """Return a digest of the Python files in folders, and of their names."""
+    total = hashlib.sha256()
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            total.update(f"{folder.name}/{file.relative_to(folder).as_posix()}\0".encode())
+            total.update(file.read_bytes() + b"\0")
+    return total.hexdigest()[:_DIGITS]
 
-    def git(*arguments: str) -> str:
-        run = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, check=True)
+
+def _commit_of(folders: Sequence[Path]) -> str:
+    """Return the commit of packages, with "+changes" where a folder differs from the commit."""
+
+    def git(*arguments: str, folder: Path = folders[0]) -> str:
+        run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=True)
         return run.stdout.decode().strip()
 
     try:
-        # The package may lie in a checkout of another project, which does not track it.
-        git("ls-files", "--error-unmatch", file.name)
-        changes = git("--no-optional-locks", "status", "--porcelain", ".")
+        changes = ""
+        for folder in folders:
+            # A package may lie in a checkout of another project, which does not track it.
+            git("ls-files", "--error-unmatch", "__init__.py", folder=folder)
+            changes += git("--no-optional-locks", "status", "--porcelain", ".", folder=folder)
         return git("rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return "not a git checkout"
