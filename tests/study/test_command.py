@@ -96,6 +96,21 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
     assert not made_up.begun and not any(tmp_path.iterdir())
 
 
+def test_a_dry_run_reads_recorded_times_as_the_study_does(tmp_path, made_up, capsys, monkeypatch):
+    use(made_up, monkeypatch)
+    asked = ["study", "tiny-lm", "--seeds", "1", "--conditions", "tokens", "time"]
+    asked += ["--out", str(tmp_path), "--variants"]
+    cli.main([*asked, "plain,lime"])
+    capsys.readouterr()
+    cli.main([*asked, "plain,lime", "--dry-run"])
+    assert "nothing is left to train" in capsys.readouterr().out
+    # Of an arm that joins, the steps are not timed yet.
+    cli.main([*asked, "plain,lime,hyper_connections", "--dry-run"])
+    assert "2 to come" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="measured with another model, data or sizes"):
+        cli.main([*asked, "plain,lime", "--model.hidden-size", "32", "--dry-run"])
+
+
 def test_that_nothing_is_left_is_said_in_words(tmp_path, made_up, capsys, monkeypatch, caplog):
     use(made_up, monkeypatch)
     asked = ["study", "tiny-lm", "--seeds", "1", "--out", str(tmp_path)]

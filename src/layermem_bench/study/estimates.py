@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -18,14 +19,13 @@ from layermem_bench.efficiency.costs import cost
 from layermem_bench.efficiency.measuring import Shape
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.results.costs import Cost
-from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import MeasuredSteps, RunRecord
 from layermem_bench.study import planning
 from layermem_bench.study.boards import board_of_one
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.records import RecordedRuns, check_usable, standing
-from layermem_bench.study.steps import STEPS, shape_of, time_steps
+from layermem_bench.study.steps import STEPS, read_steps, shape_of, time_steps
 
 Basis = Literal["timed", "extrapolated"]
 UNCERTAINTY: Mapping[Basis, str] = {
@@ -97,20 +97,31 @@ def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
             runs = planning.counting_runs(
                 board, study.seeds, choices[board.name], recorded.path_of, before
             )
-            file = recorded.out / board.name / STEPS
-            measured = read_result(MeasuredSteps, file) if file.exists() else None
-            for condition in study.conditions:
-                # Without measured times, the runs of all arms but the first are not known yet.
-                unmeasured = condition == "time" and measured is None
-                for name, each in planning.at_condition(condition, runs, board, measured).items():
-                    is_unmeasured = unmeasured and each.arm != board.arms[0].name
-                    if known and not is_unmeasured:
-                        planned[name] = each, _state(name, each.run, recorded)
-                    else:
-                        # A run that a condition does not change is one with that at equal tokens.
-                        key = f"{name} ({condition})" if is_unmeasured else name
-                        planned[key] = each, _unknown(name, recorded.out / name)
+            measured = _measured(board, recorded.out)
+            timed = measured.ratios if measured else {board.arms[0].name}
+            for condition, (name, run) in product(study.conditions, runs.items()):
+                # Without measured times, the runs of an arm are not known yet.
+                is_unmeasured = condition == "time" and run.arm not in timed
+                steps = None if is_unmeasured else measured
+                ((name, each),) = planning.at_condition(
+                    condition, {name: run}, board, steps
+                ).items()
+                if known and not is_unmeasured:
+                    planned[name] = each, _state(name, each.run, recorded)
+                else:
+                    # A run that a condition does not change is one with that at equal tokens.
+                    key = f"{name} ({condition})" if is_unmeasured else name
+                    planned[key] = each, _unknown(name, recorded.out / name)
     return planned
+
+
+def _measured(board: Board, out: Path) -> MeasuredSteps | None:
+    """Return the recorded times of a board's steps; refuse what the study itself would refuse."""
+    file = out / board.name / STEPS
+    if not file.exists():
+        return None
+    arms = {arm.name: arm.change(board.base) for arm in board.arms}
+    return read_steps(file, board.base, arms, out / board.name / "time")
 
 
 def _choices(board: Board, recorded: RecordedRuns) -> planning.Choices:

@@ -89,7 +89,7 @@ def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -
     """
     shape = shape_of(base)
     if file.exists():
-        steps = _read_steps(file, base, arms, runs)
+        steps = read_steps(file, base, arms, runs)
     else:
         machine = describe_machine(shape.device)
         steps = MeasuredSteps(
@@ -163,7 +163,7 @@ def base_of_step(base: Run) -> str:
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
 
 
-def _read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
+def read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
     """Return what was measured; refuse what does not compare with a measurement of today."""
     again = f"delete it, and {runs} with it, whose runs have the lengths that followed from it"
     try:
