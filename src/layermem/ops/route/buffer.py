@@ -128,7 +128,7 @@ class SmallBuffer(SlotBuffer):
         if layer - own[0] < len(own):
             rows = self._matrix[own[0] * heads : (layer + 1) * heads]
         else:
-            places = _rows_of(tuple(own), heads).to(self._matrix.device)
+            places = _rows_of(tuple(own), heads, self._matrix.device)
             rows = self._matrix.index_select(0, places)
         out = self._products[layer]
         if len(router) == 1:
@@ -229,6 +229,10 @@ def _sum_products(
 
 
 @lru_cache(maxsize=1024)
-def _rows_of(layers: tuple[int, ...], heads: int) -> Tensor:
-    """Return the rows of layers in a matrix [L R, C]."""
-    return torch.tensor([layer * heads + head for layer in layers for head in range(heads)])
+def _rows_of(layers: tuple[int, ...], heads: int, device: torch.device) -> Tensor:
+    """Return the rows of layers in a matrix [L R, C].
+
+    They are kept on their device: while a CUDA graph is captured nothing may be copied there.
+    """
+    rows = [layer * heads + head for layer in layers for head in range(heads)]
+    return torch.tensor(rows, device=device)
