@@ -67,6 +67,12 @@ def test_packed_documents_beside_a_mask_of_tokens_are_refused(model, packed):
         padded = mask.clone()
         padded[0, padding] = 0
         model(ids, position_ids=(padded.cumsum(-1) - 1).clamp(min=0), attention_mask=padded)
+    # A mask may be longer than what there is, and positions may stay the same.
+    longer = torch.cat([padded, torch.ones_like(ids)], 1)
+    given = {"position_ids": (longer.cumsum(-1) - 1).clamp(min=0)[:, :11]}
+    cache = StaticCache(config=model.config, max_cache_len=22)
+    model(ids, attention_mask=longer, cache=cache, **given)
+    model(ids, attention_mask=mask, position_ids=torch.arange(11)[None] // 2)
     apart = torch.ones(1, 1, 11, 11).tril().bool()
     apart[..., 5:, :5] = False
     with torch.no_grad():

@@ -174,6 +174,14 @@ def test_a_few_tokens_with_weights_of_their_own_for_values(rows, sources):
             x = x + sum(got).tanh()
 
 
+def test_keys_and_values_of_two_dtypes_do_not_lie_side_by_side():
+    weights = weights_of()
+    with torch.no_grad():
+        buffer = begin_buffer(weights, torch.randn(2))
+        with pytest.raises(ValueError, match="keys are torch.float32 and values torch.bfloat16"):
+            buffer.append(torch.randn(2, HEADS, 7, 5), torch.randn(2, HEADS, 7, 5).bfloat16())
+
+
 @pytest.mark.parametrize(("requires_grad", "few"), [(True, 0), (False, 0), (False, 10**6)])
 def test_a_route_that_is_asked_for_twice_is_the_same(requires_grad, few, monkeypatch):
     """As a hook does that calls a router again."""

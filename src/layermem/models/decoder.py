@@ -421,7 +421,7 @@ class Decoder(PreTrainedDecoder):
         check_mask(attention_mask, embeds, cache)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        check_documents(position_ids, attention_mask, cache)
+        check_documents(self.config, position_ids, attention_mask, cache)
         mask = create_mask(self.config, embeds, attention_mask, position_ids, cache)
         if position_ids is None:
             start = cache.get_seq_length() if cache is not None else 0

@@ -168,14 +168,20 @@ def are_of_documents(position_ids: Tensor) -> bool:
 
 
 def check_documents(
-    position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None
+    config: DecoderConfig,
+    position_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    cache: Cache | PagedAttentionCache | None,
 ) -> None:
     """Raise if tokens of several documents would attend to each other.
 
     Positions that begin anew keep documents apart only without a cache and without a mask of tokens
-    (2-D). Before a token that goes on after padding they may begin anew.
+    (2-D), where attention is not flash attention, which may look at positions itself. After padding
+    they may begin anew, and they may stay the same. ``PagedAttentionCache`` holds several texts.
     """
     if position_ids is None or position_ids.shape[-1] == 1 or hides_values(position_ids):
+        return
+    if isinstance(cache, PagedAttentionCache):
         return
     if attention_mask is None and cache is not None and are_of_documents(position_ids):
         raise ValueError(
@@ -183,9 +189,11 @@ def check_documents(
             "cache does not keep apart: leave the cache out (use_cache=False), or give an "
             "attention_mask of 4 dimensions"
         )
-    if attention_mask is not None and attention_mask.ndim == 2:
-        seen = attention_mask[:, -position_ids.shape[-1] :].bool()
-        anew = position_ids.diff(dim=-1) <= 0
+    is_flash = "flash" in (config._attn_implementation or "")
+    if attention_mask is not None and attention_mask.ndim == 2 and not is_flash:
+        start = int(cache.get_seq_length()) if cache is not None else 0
+        seen = attention_mask[:, start : start + position_ids.shape[-1]].bool()
+        anew = position_ids.diff(dim=-1) < 0
         if (anew & seen[:, 1:] & seen[:, :-1]).any():
             raise ValueError(
                 "position_ids begin anew within a row, as those of several documents, which an "

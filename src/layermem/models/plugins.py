@@ -104,8 +104,16 @@ def plugin_digest() -> str:
     for name in sorted(_LOADED):
         module = sys.modules.get(Path(name).stem if name.endswith(".py") else name.split(":")[0])
         file = getattr(module, "__file__", None)
-        total.update(name.encode() + (Path(file).read_bytes() if file else b""))
+        total.update(name.encode() + (_content_of(Path(file)) if file else b""))
     return total.hexdigest() if _LOADED else ""
+
+
+def _content_of(file: Path) -> bytes:
+    """Return what is in a file; nothing: it was removed, or lies in a zip."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 @cache

@@ -126,9 +126,10 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
     for arm, by_seed in arms.items():
         if len(by_seed) > 1 and CHOOSING_SEED in by_seed:
             # A mean with the run by which the arm's rate was chosen would be too good.
+            left_out = by_seed.pop(CHOOSING_SEED)
             logger.warning(
                 "%s is left out of %s: seed %d is that by which learning rates are chosen",
-                *(by_seed.pop(CHOOSING_SEED), arm, CHOOSING_SEED),
+                *(left_out, arm, CHOOSING_SEED),
             )
         check_comparable(runs[name][1] for name in by_seed.values())
     check_same_starts(folder for _, folder in runs.values())

@@ -120,13 +120,18 @@ def _command_line() -> str:
 
 
 def _digest_of(folders: Iterable[Path]) -> str:
-    """Return a digest of the Python files in folders, and of their names."""
-    total = hashlib.sha256()
-    for folder in folders:
-        for file in sorted(folder.rglob("*.py")):
-            total.update(f"{folder.name}/{file.relative_to(folder).as_posix()}\0".encode())
-            total.update(file.read_bytes() + b"\0")
-    return total.hexdigest()[:_DIGITS]
+    """Return a digest of the Python files in folders, and of their names; "unknown": there are
+    none, as in a zip, or one cannot be read."""
+    total, names = hashlib.sha256(), []
+    try:
+        for folder in folders:
+            # Editors lock a file by a link whose name begins with a dot.
+            for file in sorted(f for f in folder.rglob("[!.]*.py") if f.is_file()):
+                names.append(f"{folder.name}/{file.relative_to(folder).as_posix()}")
+                total.update(f"{names[-1]}\0".encode() + file.read_bytes() + b"\0")
+    except OSError:
+        return "unknown"
+    return total.hexdigest()[:_DIGITS] if names else "unknown"
 
 
 def _commit_of(folders: Sequence[Path]) -> str:

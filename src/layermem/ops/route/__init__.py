@@ -75,9 +75,9 @@ def begin_buffer(
     A router is a weight, or one of keys and one of values in a tuple; None: the layer has none.
     ``sources[l]`` are the slots that layer l reads, ascending, its own last; None: all layers read
     all slots so far. Returns None, and layers have to call ``store`` and ``route`` on slots of
-    their own, unless tensors are float32 or float64, autocast is off, weights are in memory and, in
-    eager mode, tensors are on the CPU (``using("grouped")``: on any device). Compiled layers share
-    a buffer only if they read all slots so far. Many tokens without gradients share none where at
+    their own, unless weights are in memory and, in eager mode, tensors are on a CPU or a CUDA
+    device (``using("grouped")``: on any). Compiled layers share a buffer only in float32 or float64
+    without autocast, and if they read all slots so far. Many tokens without gradients share none where at
     most half of the slots are ever alive at once, as with windows: each is freed after its last
     reader, and a buffer would keep it. ``embeds`` [B, T, D] is the input of the forward.
     """

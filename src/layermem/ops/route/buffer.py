@@ -104,6 +104,11 @@ class SmallBuffer(SlotBuffer):
     """
 
     def _begin(self, key: Tensor, value: Tensor) -> None:
+        if key.dtype != value.dtype:
+            raise ValueError(
+                f"keys are {key.dtype} and values {value.dtype}, which attention does not take "
+                "together: convert the model to one dtype (model.to(dtype)), or use torch.autocast"
+            )
         depth, columns = len(self._routers), key.numel() // self._heads
         sizes = (depth * self._heads, 2 * columns)
         # Row (l, r) has head r of layer l: its key, then its value.

@@ -83,10 +83,12 @@ def sum_of_runs(
 
 
 def sum_products(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """Sum weights[i] [M, K] @ parts[i] [K, C] over i, one tile of columns after the other."""
+    """Sum weights[i] [M, K] @ parts[i] [K, C] over i; on a CPU tile by tile of columns."""
     out = parts[0].new_empty(weights[0].shape[0], parts[0].shape[1])
-    for start in range(0, out.shape[1], _TILE):
-        tile = slice(start, start + _TILE)
+    # Elsewhere each call costs more than a sum that is read again.
+    width = _TILE if out.is_cpu else max(1, out.shape[1])
+    for start in range(0, out.shape[1], width):
+        tile = slice(start, start + width)
         total = out[:, tile]
         torch.mm(weights[0], parts[0][:, tile], out=total)
         for weight, part in zip(weights[1:], parts[1:], strict=True):

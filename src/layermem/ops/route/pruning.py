@@ -39,7 +39,8 @@ def prune(
     if by == "entry":
         parts[~_mark_largest(size.flatten(), keep).view_as(parts)] = 0
         read = (parts != 0).any(0).any(-1)
-        read[needed] = True
+        if reads_last or not read.any():
+            read[needed] = True
     else:
         rank = of_slots.clone()
         rank[needed] = torch.inf
