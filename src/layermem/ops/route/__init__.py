@@ -77,9 +77,9 @@ def begin_buffer(
     all slots so far. Returns None, and layers have to call ``store`` and ``route`` on slots of
     their own, unless weights are in memory and, in eager mode, tensors are on a CPU or a CUDA
     device (``using("grouped")``: on any). Compiled layers share a buffer only in float32 or float64
-    without autocast, and if they read all slots so far. Many tokens without gradients share none where at
-    most half of the slots are ever alive at once, as with windows: each is freed after its last
-    reader, and a buffer would keep it. ``embeds`` [B, T, D] is the input of the forward.
+    without autocast, and if they read all slots so far. Many tokens without gradients share none
+    where at most half of the slots are ever alive at once, as with windows: each is freed after its
+    last reader, and a buffer would keep it. ``embeds`` [B, T, D] is the input of the forward.
     """
     if sources is None:
         sources = [range(layer + 1) for layer in range(len(routers))]
