@@ -85,9 +85,12 @@ def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, ca
     cli.main(arguments(folder, out))
     result = read_result(StudyResult, out / "studies" / NAME)
     (board,) = result.boards
-    # Eight rates; five ways; at equal time two of them are of another length.
-    assert len(here.begun) == 8 + 5 + 2
-    chosen = {tried.arm: tried.chosen for tried in board.tried}
+    # Two rates of three ways, routers alone have one; five ways; at equal time two of them are of
+    # another length.
+    assert len(here.begun) == 6 + 5 + 2
+    chosen = dict.fromkeys(("routers", "apart"), 1e-2)
+    chosen |= {tried.arm: tried.chosen for tried in board.tried}
+    assert len(board.tried) == 3 and len(chosen) == 5
     for tried in board.tried:
         assert tried.losses[tried.rates.index(tried.chosen)] == min(tried.losses)
     tokens, time = (lines(result, condition) for condition in ("tokens", "time"))
