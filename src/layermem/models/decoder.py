@@ -32,6 +32,7 @@ from transformers.utils.output_capturing import capture_outputs
 from layermem.models.configuration import DecoderConfig, padding_alone
 from layermem.models.keywords import (
     CACHE,
+    CACHE_NAMES,
     are_of_documents,
     check_documents,
     check_keywords,
@@ -316,9 +317,11 @@ def _without_needless_cache(forward: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(forward)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> T:
-        names = ("input_ids", "attention_mask", "position_ids")
+        names = ("input_ids", "attention_mask", "position_ids", "cache")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("use_cache") is None and self._has_no_use_for_cache(
+        # Who has a cache or says what is wanted is not asked: positions on a GPU are waited for.
+        said = any(given.get(name) is not None for name in ("use_cache", *CACHE_NAMES))
+        if not said and self._has_no_use_for_cache(
             given.get("attention_mask"), given.get("position_ids")
         ):
             kwargs["use_cache"] = False
