@@ -44,6 +44,16 @@ def test_assisted_decoding_equals_greedy(entry, model, ids):
     assert torch.equal(model.generate(ids[:1], **GREEDY, assistant_early_exit=2), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"), [("yoco", {}), ("fused_kv", {"num_kv_shared_layers": 1})]
+)
+def test_first_layers_that_store_otherwise_are_no_assistant(name, fields, ids):
+    entry = lookup(name)
+    model = make(entry.causal_lm, entry.config(**TINY, **fields))
+    with pytest.raises(ValueError, match=r"with 4 layers and runs its first 2, .* assistant_early"):
+        model.generate(ids[:1], **GREEDY, assistant_early_exit=2)
+
+
 def test_generation_from_embeddings(model, ids):
     embeds = model.get_input_embeddings()(ids)
     expected = model.generate(ids, **GREEDY)[:, ids.shape[1] :]

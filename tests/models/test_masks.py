@@ -87,8 +87,24 @@ def test_eager_attention_does_not_add_a_boolean_mask(entry, ids):
     with torch.no_grad():
         expected = model(ids).logits
         torch.testing.assert_close(model(ids, attention_mask=mask.bool()).logits, expected, **CLOSE)
-        with pytest.raises(ValueError, match="give a boolean one"):
-            model(ids, attention_mask=mask.long())
+
+
+def test_a_mask_with_the_numbers_of_the_other_kind_is_refused(model, ids):
+    """Added to scores, 1 and 0 hide nothing; of tokens, all but 0 are seen."""
+    seen = torch.ones(3, 1, 11, 11).tril()
+    added = torch.zeros_like(seen).masked_fill(seen == 0, torch.finfo(seen.dtype).min)
+    with torch.no_grad():
+        expected = model(ids).logits
+        torch.testing.assert_close(model(ids, attention_mask=added).logits, expected, **CLOSE)
+        ones = torch.ones(3, 11)
+        torch.testing.assert_close(model(ids, attention_mask=ones).logits, expected, **CLOSE)
+        for mask in (seen, seen.long(), torch.ones(3, 1, 11, 11)):
+            with pytest.raises(ValueError, match=f"{mask.dtype} would hide nothing"):
+                model(ids, attention_mask=mask)
+        with pytest.raises(ValueError, match="has negative numbers"):
+            model(ids, attention_mask=added[:, 0, 4])
+    # All is seen: attention in both directions.
+    model(ids, attention_mask=torch.zeros_like(seen))
 
 
 @pytest.mark.parametrize("reentrant", CHECKPOINTING.values(), ids=CHECKPOINTING.keys())

@@ -420,6 +420,10 @@ class Decoder(PreTrainedDecoder):
         check_keywords(
             type(self).__name__, self.config, kwargs, cache, position_ids, attention_mask
         )
+        # As many as num_hidden_layers: assisted generation lowers it to leave out the last ones.
+        layers = cast("list[DecoderLayer]", list(self.layers[: self.config.num_hidden_layers]))
+        if len(layers) < len(self.layers) and (use_cache or cache is not None):
+            self._check_early_exit(layers)
         embeds = self._embed(input_ids, inputs_embeds)
         check_mask(attention_mask, embeds, cache)
         if use_cache and cache is None:
@@ -439,8 +443,6 @@ class Decoder(PreTrainedDecoder):
             **kwargs,
         }
         state = self.stream.begin(embeds)
-        # As many as num_hidden_layers: assisted generation lowers it to leave out the last ones.
-        layers = cast("list[DecoderLayer]", list(self.layers[: self.config.num_hidden_layers]))
         slot_buffer = self._begin_buffer(layers, embeds)
         if slot_buffer is not None:
             layer_kwargs["slot_buffer"] = slot_buffer
@@ -451,6 +453,17 @@ class Decoder(PreTrainedDecoder):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
+
+    def _check_early_exit(self, layers: Sequence[DecoderLayer]) -> None:
+        """Raise where a cache made for this many layers has no entries for one that stores."""
+        modes = self.config.kv_sharing_modes or [None] * len(layers)
+        if [bool(layer.lenders) for layer in layers] != list(map(bool, modes)):
+            raise ValueError(
+                f"{type(self).__name__} was built with {len(self.layers)} layers and runs its "
+                f"first {len(layers)}, whose keys and values are kept by other layers than in a "
+                f"model of {len(layers)}: leave assistant_early_exit and changes of "
+                "num_hidden_layers out, and decode without an assistant or with another model"
+            )
 
     def _may_cut(self, mask: Any, cache: Cache, kwargs: Mapping[str, Any]) -> bool:
         """Return whether the last layers may run on the last token alone.

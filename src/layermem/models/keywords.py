@@ -203,11 +203,16 @@ def check_documents(
 
 
 def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> None:
-    """Raise if a mask of tokens (2-D) is not one of all tokens, those in the cache included.
+    """Raise if a mask of tokens (2-D) is not one of all tokens, those in the cache included, or if
+    numbers of a mask are of the other kind: 1 and 0 for tokens, to be added for scores (4-D).
 
     transformers takes what is missing on the right for padding.
     """
-    if attention_mask is None or attention_mask.ndim != 2 or isinstance(cache, PagedAttentionCache):
+    if attention_mask is None or isinstance(cache, PagedAttentionCache):
+        return
+    if attention_mask.dtype != torch.bool and not hides_values(attention_mask):
+        _check_kind(attention_mask)
+    if attention_mask.ndim != 2:
         return
     batch, length, what = *embeds.shape[:2], "tokens"
     # A GPU would be waited for to know how full a cache of a fixed length is.
@@ -221,6 +226,24 @@ def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> Non
         raise ValueError(
             f"an attention_mask of {batch} rows and {length} {what} was expected, got one of shape "
             f"{list(attention_mask.shape)}: give 1 for each token that is seen, 0 for padding"
+        )
+
+
+def _check_kind(attention_mask: Tensor) -> None:
+    """Raise if a mask has the numbers of another kind of mask; of integers 2-D ones are right."""
+    if attention_mask.ndim == 2:
+        if attention_mask.is_floating_point() and bool((attention_mask < 0).any()):
+            raise ValueError(
+                "an attention_mask of tokens (2-D) has negative numbers, as one that is added to "
+                "scores: give 1 for each token that is seen, 0 for padding"
+            )
+        return
+    hides_nothing = bool((attention_mask >= 0).all()) and bool((attention_mask > 0).any())
+    if hides_nothing or not attention_mask.is_floating_point():
+        raise ValueError(
+            f"an attention_mask of {attention_mask.ndim} dimensions is added to scores, and this "
+            f"one of {attention_mask.dtype} would hide nothing, as if made of 1 and 0: give "
+            "booleans (.bool()), or 0 for what is seen and a large negative number for the rest"
         )
 
 

@@ -201,7 +201,8 @@ def _find_node(slot: Slot, products: Products) -> Any | None:
 
 def _rows(parts: Sequence[Tensor], heads: int) -> Tensor:
     """Return keys, or values, below each other, ``heads`` rows each."""
-    return torch.cat([part.transpose(0, 1) for part in parts]).view(len(parts) * heads, -1)
+    # Not a view: traced, the concatenation of one part keeps the layout that it has.
+    return torch.cat([part.transpose(0, 1) for part in parts]).reshape(len(parts) * heads, -1)
 
 
 def _product(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
