@@ -335,6 +335,20 @@ def test_a_backward_leaves_nothing():
     assert count() < nothing + x.nbytes
 
 
+@pytest.mark.parametrize("depth", [2, 12])
+def test_a_layer_has_as_many_edges_in_a_deep_model(depth):
+    """Each of them, and each tensor that a route is given, takes time in every layer."""
+    routers = [torch.randn(HEADS, HEADS * (i + 1), requires_grad=True) for i in range(depth)]
+    buffer = GroupBuffer([router.bfloat16() for router in routers], 8)
+    for router in buffer._routers:
+        slot = buffer.append(*torch.randn(2, 1, HEADS, 3, 4, dtype=torch.bfloat16).requires_grad_())
+        key, _ = buffer.route(*router)
+    (of_route,) = [node for node, _ in key.grad_fn.next_functions if node]
+    # Its own slot, and the token of the one before it.
+    assert len(of_route.next_functions) == 3
+    assert slot[0].grad_fn in [node for node, _ in of_route.next_functions]
+
+
 def test_a_kept_slot_cannot_be_changed_in_place():
     key = an_input().unflatten(-1, (HEADS, 5)).transpose(1, 2)
     slot = GroupBuffer([None, None], 2).append(key, key)

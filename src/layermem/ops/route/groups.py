@@ -15,9 +15,16 @@ each other, with zeros for slots that a router does not read.
 What later groups send is computed for a whole group at once, when the first of its slots asks.
 All products leave out the layers that nobody reads, as windows and pruned routers have them.
 
-Autograd keeps the order: the begin of a group is an input of its routes (by a *token*, a tensor
-without content), and all slots so far are inputs of the begins and routes, by aliases
-(``ops/shared_gradient.py``). D belongs to one backward pass.
+Autograd keeps the order by *tokens*, tensors without content: a group's begin, the slots and the
+routes make and take them so that each depends on all that came before it,
+
+    begin of a group <--- slot a <--- slot a+1 <--- ... <--- slot b-1 <--- begin of the next group
+                            ^            ^                      ^
+                         route a     route a+1              route b-1
+
+and the backward of a slot runs after those of all routes that have read it, that of a begin after
+those of its group's slots and routes. So a layer has as many edges in a deep model as in a shallow
+one. D belongs to one backward pass.
 
 Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
 """
@@ -46,7 +53,7 @@ from layermem.ops.route.products import (
     sum_products,
     view_slots,
 )
-from layermem.ops.shared_gradient import Grads, add, autocast_disabled, of_running_pass, share
+from layermem.ops.shared_gradient import Grads, autocast_disabled, of_running_pass
 
 # Of the gradients of their routers, which are zero above the diagonal.
 _LAYERS_OF_A_PRODUCT = 16
@@ -102,8 +109,6 @@ class GroupBuffer(SlotBuffer):
     def __init__(self, routers: Routers, group_size: int, sources: Sources | None = None) -> None:
         super().__init__(routers, sources)
         self._group_size = group_size
-        # What routes read of the slots where there are gradients.
-        self._aliases: list[Slot] = []
 
     def _begin(self, key: Tensor, value: Tensor) -> None:
         if min(key.element_size(), value.element_size()) == 2:
@@ -112,6 +117,7 @@ class GroupBuffer(SlotBuffer):
         # Two allocations: autograd saves the routed values, and routed keys only after rope.
         self._matrices = [x.new_empty(len(self._routers) * heads, columns) for x in (key, value)]
         self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
+        self._token = key.new_empty(0)
         keys, values = (view_slots(matrix, key.shape) for matrix in self._matrices)
         self._kept = list(zip(keys, values, strict=True))
 
@@ -121,9 +127,7 @@ class GroupBuffer(SlotBuffer):
         if self._tape is None:
             return self._place(layer, key, value)
         slot: Slot = _Append.apply(partial(self._place, layer), key, value)
-        gather = partial(self._tape.slot_gradient, self._group, layer)
-        alias_of_key, alias_of_value = share(gather, *slot)
-        self._aliases.append((alias_of_key, alias_of_value))
+        self._token = _Link.apply(self._tape, self._group, layer, self._token, *slot)
         return slot
 
     def _place(self, layer: int, key: Tensor, value: Tensor) -> Slot:
@@ -158,8 +162,9 @@ class GroupBuffer(SlotBuffer):
                     start = columns.stop
         if self._tape is not None and routers:
             self._tape.groups.append(group)
-            older = self._aliases[:first]
-            self._token = _Begin.apply(self._tape, group, *chain(*routers.values(), *older))
+            self._token = _Begin.apply(
+                self._tape, group, self._slots, self._token, *chain(*routers.values())
+            )
         self._sum_older(group)
 
     def _sum_older(self, group: _Group) -> None:
@@ -182,12 +187,7 @@ class GroupBuffer(SlotBuffer):
         if self._tape is None:
             return self._complete_route(layer)
         slot: Slot = _Route.apply(
-            partial(self._complete_route, layer),
-            self._tape,
-            self._group,
-            layer,
-            self._token,
-            *chain(*self._aliases[self._group.first :]),
+            partial(self._complete_route, layer), self._tape, self._group, layer, self._token
         )
         return slot
 
@@ -248,7 +248,7 @@ class _Tape:
         current = of_running_pass(self._passes, _Pass)
         return current.gradients.setdefault(group.first, _GroupGradients())
 
-    def write(self, group: _Group, layer: int, grads: Grads) -> _GroupGradients:
+    def write(self, group: _Group, layer: int, grads: Grads) -> None:
         """Copy the gradient of a route into its rows; one of key and value may be None, zero."""
         gradients = self.gradients(group)
         if not gradients.matrices:
@@ -258,13 +258,9 @@ class _Tape:
             rows = as_slot(matrix[group.own(range(layer, layer + 1))], self.shape)
             rows.zero_() if grad is None else rows.copy_(grad)
         gradients.routed.add(layer)
-        return gradients
 
-    def slot_gradient(
-        self, group: _Group, layer: int, parts: Sequence[None], direct: Grads
-    ) -> Grads:
+    def slot_gradient(self, group: _Group, layer: int) -> Grads:
         """Return the gradient of a slot from all routes that have read it in the running pass."""
-        refuse_second_derivatives()
         current, own = of_running_pass(self._passes, _Pass), self.gradients(group)
         if current.receiver != group.first:
             self._receive(current, group)
@@ -282,7 +278,7 @@ class _Tape:
                     )
                     for part, total in enumerate(sums or (None, None))
                 ]
-        return direct if sums is None else add([as_slot(s, self.shape) for s in sums], direct)
+        return (None, None) if sums is None else tuple(as_slot(s, self.shape) for s in sums)
 
     def _receive(self, current: _Pass, group: _Group) -> None:
         """Compute what the slots of a group receive from later groups, and keep it."""
@@ -353,21 +349,43 @@ class _Append(torch.autograd.Function):
         return None, *grads
 
 
-class _Begin(torch.autograd.Function):
-    """Make the token of a group's routes; in the backward, the gradients of its routers.
+class _Link(torch.autograd.Function):
+    """Make the token of a slot's routes; in the backward, the gradient that these have for it."""
 
-    The tensors are the routers and the aliases of all older slots, of which those are saved that
-    the group reads.
+    @staticmethod
+    def forward(
+        ctx: Any, tape: _Tape, group: _Group, layer: int, token: Tensor, *slot: Tensor
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.group, ctx.layer = tape, group, layer
+        ctx.save_for_backward(*slot)
+        return token.detach()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> Grads:
+        refuse_second_derivatives()
+        key, value = ctx.saved_tensors
+        ctx.tape.gradients(ctx.group).slots[ctx.layer] = key, value
+        needed = any(ctx.needs_input_grad[4:])
+        grads = ctx.tape.slot_gradient(ctx.group, ctx.layer) if needed else (None, None)
+        return None, None, None, None, *grads
+
+
+class _Begin(torch.autograd.Function):
+    """Make the token of a group's first slot; in the backward, the gradients of its routers.
+
+    Of the older slots those are saved that the group reads.
     """
 
     @staticmethod
-    def forward(ctx: Any, tape: _Tape, group: _Group, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, tape: _Tape, group: _Group, older: Sequence[Slot], token: Tensor, *routers: Tensor
+    ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.group, count = tape, group, sum(group.counts.values())
+        ctx.tape, ctx.group = tape, group
         ctx.older = group.read(group.sources, range(group.first))
-        slots = pair_up(tensors[count:])
-        ctx.save_for_backward(*tensors[:count], *chain(*(slots[j] for j in ctx.older)))
-        return group.weights[0].new_zeros(())
+        ctx.save_for_backward(*routers, *chain(*(older[j] for j in ctx.older)))
+        return token.detach()
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> Grads:
@@ -375,7 +393,7 @@ class _Begin(torch.autograd.Function):
         group, saved = ctx.group, ctx.saved_tensors
         count = sum(group.counts.values())
         d_weights: list[Tensor | None] = [None] * count
-        needs = ctx.needs_input_grad[2 : 2 + count]
+        needs = ctx.needs_input_grad[4:]
         if any(needs):
             slots = ctx.tape.gradients(group).slots
             slots.update(zip(ctx.older, pair_up(saved[count:]), strict=True))
@@ -390,12 +408,11 @@ class _Begin(torch.autograd.Function):
                 total.to(weight.dtype) if need and total is not None else None
                 for total, weight, need in zip(of_layers, saved[:count], needs, strict=True)
             ]
-        return None, None, *d_weights, *(None for _ in ctx.needs_input_grad[2 + count :])
+        return None, None, None, None, *d_weights
 
 
 class _Route(torch.autograd.Function):
-    """The route of one layer; the tensors are the aliases of its group's slots so far, of which
-    those are saved that it reads."""
+    """The route of one layer, which reads its slots from the buffer."""
 
     @staticmethod
     def forward(
@@ -405,12 +422,9 @@ class _Route(torch.autograd.Function):
         group: _Group,
         layer: int,
         token: Tensor,
-        *tensors: Tensor,
     ) -> Slot:
         ctx.set_materialize_grads(False)
         ctx.tape, ctx.group, ctx.layer = tape, group, layer
-        ctx.own, slots = group.read((layer,), range(group.first, layer + 1)), pair_up(tensors)
-        ctx.save_for_backward(*chain(*(slots[j - group.first] for j in ctx.own)))
         key, value = compute()
         # Routes of one group share a storage, which each changes in its own rows.
         return key.data, value.data
@@ -418,7 +432,6 @@ class _Route(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Grads:
         refuse_second_derivatives()
-        slots = zip(ctx.own, pair_up(ctx.saved_tensors), strict=True)
         if any(grad is not None for grad in grads):
-            ctx.tape.write(ctx.group, ctx.layer, grads).slots.update(slots)
-        return (None,) * len(ctx.needs_input_grad)
+            ctx.tape.write(ctx.group, ctx.layer, grads)
+        return (None,) * 5
