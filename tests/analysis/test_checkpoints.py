@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem.retrofit import attach
 from layermem_bench import cli
+from layermem_bench.analysis import checkpoints
 from layermem_bench.analysis.checkpoints import Checkpoint, load_final, load_model
 from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -133,12 +134,20 @@ def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
         # Blocks of a run on text have the end token before each document.
         (5, None, 6),
         (5, "arithmetic", 5),
+        # Kept apart, documents have nothing before them from which their first token is learnt.
+        (5, "isolated", None),
     ],
 )
 def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, expected, tmp_path):
     class Ids:
         bos_token_id, eos_token_id = bos, 6
 
-    run = None if task == "no run" else a_run(tmp_path, task=Task(name=task))
-    checkpoint = Checkpoint(name="a", location=tmp_path, tokenizer=Ids(), run=run)
+    run = None
+    if task == "isolated":
+        run = a_run(tmp_path, data={"isolate_documents": True})
+    elif task != "no run":
+        run = a_run(tmp_path, task=Task(name=task))
+    transformers.LlamaConfig(**TINY).save_pretrained(tmp_path)
+    text = checkpoints._text_of(run, tmp_path)
+    checkpoint = Checkpoint(name="a", location=tmp_path, tokenizer=Ids(), run=run, text=text)
     assert checkpoint.predecessor == expected

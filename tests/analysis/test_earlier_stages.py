@@ -162,6 +162,22 @@ def test_each_file_of_a_text_is_known(before, now, message, tmp_path):
         check_earlier_stages(after(data(now), start))
 
 
+@pytest.mark.parametrize(("before", "now"), [("books", "books/b.txt"), ("books/b.txt", "books")])
+def test_a_file_is_split_by_itself_as_it_is_not_among_others(before, now, tmp_path):
+    (tmp_path / "books").mkdir()
+    for name in ("a.txt", "b.txt", "c.jsonl"):
+        (tmp_path / "books" / name).write_text(json.dumps({"text": name}) + "\n")
+    (tmp_path / "books" / "b.txt").write_text("the text b")
+
+    def data(source):
+        return replace(TEXT, data=Data(source=str(tmp_path / source), validation_share=0.1))
+
+    start = saved(tmp_path / "first", data(before))
+    with pytest.raises(ValueError, match=r"where .* was split otherwise.* a --validation of other"):
+        check_earlier_stages(after(data(now), start))
+    check_earlier_stages(after(data(before), start))
+
+
 def test_records_of_finetuned_hosts(tmp_path):
     host = Host(model="tokenizer", memory="none", train="all")
     of_records = {"variant": VARIANT, "model": Model(), "host": host}

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from small_run import Interrupted, a_run, assert_same_end, interrupt, stop_at
 from layermem_bench.config.run import Data, Run
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.train.learning.text import TextLearning
+from layermem_bench.train.learning.text import TextLearning, build_text_datasets
 from layermem_bench.train.run import train
 from layermem_bench.train.sequences import DataOrder, MixedOrder
 
@@ -118,6 +119,28 @@ def test_what_one_source_holds_out_no_other_teaches(tmp_path):
     learnt = documents(splits[0][0]) | documents(splits[1][0])
     held_out = documents(splits[0][1]) | documents(splits[1][1])
     assert len(held_out) > 10 and not learnt & held_out
+
+
+def test_a_file_beside_the_folder_that_holds_it_is_refused(tmp_path):
+    """By itself it is split by its parts, and in the folder as one document."""
+    (tmp_path / "books").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "books" / f"{name}.txt").write_text(f"words of {name} and more. " * 400)
+    write(tmp_path / "books" / "c.jsonl", "x", 60)
+    books = str(tmp_path / "books")
+    for name, is_refused in (("b.txt", True), ("c.jsonl", False)):
+        data = {"source": books, "mixture": (f"{books}/{name}=0.5",), "block_size": 8}
+        run = a_run(tmp_path, data=data)
+        expected = (
+            pytest.raises(ValueError, match=rf"{name} is a file of .*books too, .* Name it once")
+            if is_refused
+            else nullcontext()
+        )
+        with expected:
+            build_text_datasets(run, load_tokenizer("bytes"))
+    held = write(tmp_path / "held.jsonl", "zz")
+    run = replace(run, data=replace(run.data, mixture=(f"{books}/b.txt=0.5",), validation=held))
+    build_text_datasets(run, load_tokenizer("bytes"))
 
 
 def test_a_validation_of_its_own_is_the_same_for_all(mixed, tmp_path):

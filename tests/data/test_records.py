@@ -87,6 +87,14 @@ def test_a_row_of_several_lines_is_named_by_its_first(tmp_path):
         next(records)
 
 
+@pytest.mark.parametrize("comma", [",", "\t"])
+def test_a_column_that_is_named_twice_is_refused(comma, tmp_path):
+    path = tmp_path / ("a.csv" if comma == "," else "a.tsv")
+    path.write_text(comma.join(["text", "label", "text"]) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1 names the column text more than once"):
+        next(file_records(path))
+
+
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv"])
 def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path, kind):
     path = write(tmp_path / f"a{kind}")

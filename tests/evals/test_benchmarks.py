@@ -134,6 +134,20 @@ def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
             ask("--seeds", "1")
         asked += 1
         assert len(list(folder.iterdir())) == asked + 1
+    # Our code, whose release has the same number until the next one.
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmarks, "sources_digest", lambda: "another")
+        ask("--seeds", "1")
+    asked += 1
+    assert len(list(folder.iterdir())) == asked + 1
+    # Which records are items, and which are examples.
+    (items,) = (path for path in records.iterdir() if path.name != "copa_train.jsonl")
+    first, *rest = (records / "copa_train.jsonl").read_text().splitlines(keepends=True)
+    (records / "copa_train.jsonl").write_text("".join(rest), encoding="utf-8")
+    items.write_text(items.read_text(encoding="utf-8") + first, encoding="utf-8")
+    ask("--seeds", "1")
+    asked += 1
+    assert len(list(folder.iterdir())) == asked + 1
     # Without examples there is nothing to draw, and one seed is all.
     without = ask("--shots", "0").of(RIGHT)["copa"].scores["llama"]
     assert len(without.repeats) == 1

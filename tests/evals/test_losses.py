@@ -280,6 +280,26 @@ def test_documents_are_read_from_the_token_before_them_in_training(run, texts, f
     given = ["--texts", folder / "texts.jsonl.xz"]
     of_both = measure(tmp_path, run, begun, *given).of("loss")["nats per token"]
     assert of_both.scores["lime"] == of_both.scores["begun"]
-    # What is no run's is read as its tokenizer says.
-    saved = measure(tmp_path, run, begun / "final", *given).of("loss")["nats per token"]
-    assert saved.scores["lime"] != saved.scores["final"]
+    # A checkpoint or a copy has no run, and remembers how it was trained.
+    copied = shutil.copytree(begun / "final", tmp_path / "copy")
+    saved = measure(tmp_path, run, begun / "final", copied, *given)
+    of_three = saved.of("loss")["nats per token"].scores
+    assert of_three["lime"] == of_three["final"] == of_three["copy"]
+    assert "in windows of 24 tokens" in saved.parts[0].how
+    # What no run has trained is read as its tokenizer says.
+    models = [save_llama(tmp_path / name, tokenizer, vocab_size=300) for name in ("a", "b")]
+    (models[1] / "tokenizer_config.json").unlink()
+    load_tokenizer("bytes").save_pretrained(models[1])
+    other = measure(tmp_path, *models, *given, "--context", 24).of("loss")["nats per token"]
+    assert other.scores["a"] != other.scores["b"]
+
+
+def test_of_documents_that_were_kept_apart_the_first_token_is_not_predicted(
+    run, texts, folder, tmp_path
+):
+    apart = train(a_run(folder, max_steps=1, data={"isolate_documents": True}), tmp_path / "apart")
+    part = measure(tmp_path, run, apart.path, "--texts", folder / "texts.jsonl.xz").parts[0]
+    (row,) = (row for row in part.rows if row.name == "nats per token")
+    # Three documents; words are tokens of letters.
+    assert row.scores["lime"].count == row.scores["apart"].count + len(texts)
+    assert "apart: no such token, or none that was learnt" in part.how

@@ -193,13 +193,23 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
         score_sentences(model, tokenizer, ["a b"])
     with pytest.raises(ValueError, match="a tokenizer is needed to read text, got None"):
         score_sentences(model, None, ["a b"])
-    with pytest.raises(ValueError, match="the tokenizer has no tokens for ''"):
+    with pytest.raises(ValueError, match="the tokenizer has no tokens to predict in ''"):
         score_sentences(model, of_bytes, [""])
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         score_sentences(model, of_bytes, ["a"], batch_size=0)
     torch.nn.init.constant_(model.model.norm.weight, math.nan)
     with pytest.raises(ValueError, match="log-probability of 'a' is not finite"):
         score_sentences(model, of_bytes, ["a"])
+
+
+def test_without_a_token_before_them_the_first_of_a_sentence_is_not_scored():
+    model, of_bytes = our_model(), load_tokenizer("bytes")
+    (whole,) = score_sentences(model, of_bytes, ["abc"], predecessor=ord("x"))
+    (given,) = score_sentences(model, of_bytes, ["abc"], predecessor=None)
+    (rest,) = score_sentences(model, of_bytes, ["bc"], predecessor=ord("a"))
+    assert given == pytest.approx(rest, rel=1e-5) and given > whole
+    with pytest.raises(ValueError, match="no tokens to predict in 'a'"):
+        score_sentences(model, of_bytes, ["a"], predecessor=None)
 
 
 def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):

@@ -333,6 +333,20 @@ def test_a_split_comes_from_a_file_where_one_is_given(tmp_path):
     assert prosqa.generate(split="train", count=2, seed=0, test=str(path)) == generate(2, 0)
 
 
+def test_records_of_a_file_count_once_and_have_proofs_that_follow(tmp_path, caplog):
+    def write(records):
+        fields = [{f: getattr(r, f) for f in r.__dataclass_fields__} for r in records]
+        (tmp_path / "test.json").write_text(json.dumps(fields))
+        return {"split": "test", "count": 9, "seed": 0, "test": str(tmp_path / "test.json")}
+
+    first, second = generate(2, 9)
+    assert prosqa.generate(**write([first, second, first, first])) == [first, second]
+    assert "2 of 4 problems of test=" in caplog.text and "repeat one before" in caplog.text
+    turned = replace(second, edges=tuple((b, a) for a, b in second.edges))
+    with pytest.raises(ValueError, match=r"proof of the question .* does not follow"):
+        prosqa.generate(**write([first, turned]))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -103,7 +103,8 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch, request):
         package.mkdir()
         for name in ("__init__.py", "more.py"):
             (package / name).write_text("")
-    monkeypatch.setattr("layermem_bench.train.run_config._PACKAGE_FOLDERS", packages)
+    for module in ("config.hashing", "train.run_config"):
+        monkeypatch.setattr(f"layermem_bench.{module}.PACKAGE_FOLDERS", packages)
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
 

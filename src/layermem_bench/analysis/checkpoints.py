@@ -20,7 +20,8 @@ from layermem.retrofit.loading import (
     load_reporting,
     stray_routers,
 )
-from layermem_bench.config.run import Run
+from layermem_bench.analysis.earlier_stages import read_lineage
+from layermem_bench.config.run import Data, Run
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Checkpoint:
     tokenizer: Any
     run: Run | None
     """The run that trained it; None: it is no run's."""
+    text: Data | None = None
+    """How it was trained on text, if a run of ours did so last."""
     folder: RunFolder | None = None
     base: Path | str | None = None
     """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
@@ -45,11 +48,13 @@ class Checkpoint:
 
     @property
     def predecessor(self) -> int | None:
-        """Id that stands before a text: in the blocks of a run on text its end token; else the
-        tokenizer's BOS, or EOS where it has no BOS; None: there is neither."""
+        """Id that stands before a text: in the blocks of a run on text its end token, which says
+        nothing where documents are kept apart; else the tokenizer's BOS, or EOS where it has no
+        BOS; None: nothing stands there, or nothing that the model has learnt."""
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        was_trained_on_text = self.run is not None and self.run.task.name is None
-        return eos if bos is None or was_trained_on_text else bos
+        if self.text is not None:
+            return None if self.text.isolate_documents else eos
+        return eos if bos is None else bos
 
     def load_config(self) -> Any:
         """Return the config of the model."""
@@ -149,6 +154,7 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     if not Path(path).exists():
         logger.info("there is no folder %s here: the hub is asked for a model of this name", path)
     location = folder.final if is_run else path
+    run = recorded_run(folder) if is_run else None
     base, revision = find_base(location) if is_attached(location) else (location, None)
     with _explain_missing_model(base):
         AutoConfig.from_pretrained(base, revision=revision or "main")
@@ -157,11 +163,21 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         name=name,
         location=location,
         tokenizer=_load_tokenizer(location if has_tokenizer else base),
-        run=recorded_run(folder) if is_run else None,
+        run=run,
+        text=_text_of(run, location),
         folder=folder if is_run else None,
         base=None if base == location else base,
         revision=revision,
     )
+
+
+def _text_of(run: Run | None, location: Path | str) -> Data | None:
+    """Return how a model was trained on text, if that was the last of its training: also of a run's
+    model under another path, as a checkpoint or a copy, which has no run."""
+    if run is not None:
+        return run.data if run.task.name is None and run.records.source is None else None
+    stages = read_lineage(location).stages
+    return stages[-1].data if stages else None
 
 
 def _load_tokenizer(location: Path | str) -> Any:

@@ -13,7 +13,7 @@ from layermem.models.lineage import FIELD, damaged, read_lineage_fields, sealed
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Data, Records, Run, Task
 from layermem_bench.config.typed_dicts import from_dict, to_dict
-from layermem_bench.data.sources import hub_name, open_path
+from layermem_bench.data.sources import document_unit, hub_name, open_path
 from layermem_bench.tasks.registry import get_task
 
 
@@ -168,12 +168,30 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
             f"of what {part}.validation_share={ours.validation_share:g} holds out here: name a "
             "--validation of other text, or hold out as much in all stages"
         )
+    if isinstance(ours, Data) and isinstance(theirs, Data) and theirs.validation is None:
+        for source in filter(is_theirs, _sources(ours)):
+            if _is_split_otherwise(ours, theirs, stage, source):
+                raise ValueError(
+                    f"{told} on {taught}, where {source} was split otherwise: a file that is a "
+                    "source by itself is split by its parts, and among others as one document, so "
+                    f"that some of what {part}.validation_share holds out here was trained on: "
+                    "name a --validation of other text"
+                )
     if isinstance(ours, Records) and isinstance(theirs, Records) and _keys(ours) != _keys(theirs):
         raise ValueError(
             f"{told} on {theirs.source} with records.fields={' '.join(theirs.fields) or None}, by "
             "whose texts it held out others than would be held out here: give all stages the same "
             "--fields, or name a --validation of other text"
         )
+
+
+def _is_split_otherwise(ours: Data, theirs: Data, stage: Stage, source: str) -> bool:
+    """Return whether a stage held out other parts of a file of plain text than would be now."""
+    text = None if source == "stdlib" else open_path(Path(source).expanduser(), ours.text_field)
+    if text is None or all(document_unit(path) != "file" for path in text.paths):
+        return False
+    was_alone = len(stage.content) == len(_sources(theirs))
+    return text.single_document != was_alone
 
 
 def stages_on(lineage: Lineage, text: Data) -> list[Stage]:

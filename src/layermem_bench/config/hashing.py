@@ -1,10 +1,18 @@
-"""Hashes of texts and files.
+"""Hashes of texts, files and our own code.
 
 By its hash a text is in the same split in every data set, and in one split only.
 """
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+
+import layermem
+
+PACKAGE_FOLDERS = (Path(layermem.__file__).parent, Path(__file__).parents[1])
+"""``layermem``, which has the variants, and ``layermem_bench``, which trains and evaluates them."""
+# Of the digest of our code.
+_DIGITS = 12
 
 
 def hash_to_unit_interval(text: str) -> float:
@@ -16,3 +24,23 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sources_digest() -> str:
+    """Return a digest of our two packages' code, as it is now."""
+    return digest_of_code(PACKAGE_FOLDERS)
+
+
+def digest_of_code(folders: Iterable[Path]) -> str:
+    """Return a digest of the Python files in folders, and of their names; "unknown": there are
+    none, as in a zip, or one cannot be read."""
+    total, names = hashlib.sha256(), []
+    try:
+        for folder in folders:
+            # Editors lock a file by a link whose name begins with a dot.
+            for file in sorted(f for f in folder.rglob("[!.]*.py") if f.is_file()):
+                names.append(f"{folder.name}/{file.relative_to(folder).as_posix()}")
+                total.update(f"{names[-1]}\0".encode() + file.read_bytes() + b"\0")
+    except OSError:
+        return "unknown"
+    return total.hexdigest()[:_DIGITS] if names else "unknown"

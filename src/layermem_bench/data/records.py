@@ -174,6 +174,11 @@ def _table_rows(path: Path, kind: str) -> Iterator[Record]:
     for cells, where in _comma_separated(path) if kind == ".csv" else _tab_separated(path):
         if not header:
             header = cells
+            if twice := sorted({name for name in header if header.count(name) > 1}):
+                raise ValueError(
+                    f"{where} names the column {', '.join(twice)} more than once: which of them "
+                    "is read would be chance; give each a name of its own"
+                )
         elif len(cells) != len(header):
             raise ValueError(f"{where} has {len(cells)} columns, and the header has {len(header)}")
         else:

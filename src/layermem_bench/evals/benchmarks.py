@@ -23,6 +23,7 @@ import layermem
 from layermem.models.files import write_atomically
 from layermem.models.plugins import plugin_digest
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
+from layermem_bench.config.hashing import sources_digest
 from layermem_bench.evals import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.prepared_tasks import PreparedTask, digest, prepare_tasks
 from layermem_bench.results.eval import (
@@ -134,6 +135,7 @@ def _answer(
     versions = {
         "lm_eval": lm_eval.__version__,
         "layermem": layermem.__version__,
+        "sources": sources_digest(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         # Their code decides what a variant of theirs computes.
@@ -164,7 +166,7 @@ def _answer(
                 if model is None:
                     logger.info("loading %s", checkpoint.name)
                     loaded = load_model(checkpoint, with_head=True)
-                    model = CountingModel(loaded, checkpoint.tokenizer, options)
+                    model = CountingModel(loaded, checkpoint, options)
                 what = f"{checkpoint.name}: {name}, seed {seed}"
                 known = answer_task(model, prepared.loaded, key, partial(tell, what))
                 write_atomically(path, to_json(known))
@@ -221,10 +223,11 @@ def score_answers(seeds: Sequence[TaskAnswers]) -> tuple[Score, Score | None]:
     The second is by log-probability per character; None: the task does not ask for it.
     """
     norms = [answers.right_norm for answers in seeds if answers.right_norm is not None]
-    cut = sum(answers.truncated for answers in seeds)
+    cut, beyond = (sum(getattr(a, name) for a in seeds) for name in ("truncated", "beyond"))
     counts = {
-        "prompts": sum(answers.requests for answers in seeds) if cut else 0,
+        "prompts": sum(answers.requests for answers in seeds) if cut or beyond else 0,
         "prompts cut": cut,
+        "prompts longer than any text in training": beyond,
         "unknown tokens": sum(answers.unknown_tokens for answers in seeds),
         "ties": sum(answers.ties for answers in seeds),
     }

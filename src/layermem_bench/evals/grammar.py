@@ -19,7 +19,7 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.analysis.separability import FOLDS, separability
 from layermem_bench.evals import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.minimal_pairs import Pair, encode_sentences, judge_pairs, read_pairs
-from layermem_bench.evals.perplexity import pad_right
+from layermem_bench.evals.perplexity import Predecessor, pad_right
 from layermem_bench.results.analysis import Probe, Representation
 from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 
@@ -36,6 +36,10 @@ _HOW = (
     "whole sentence, whatever its number of tokens; before a sentence stands the token that stands "
     "before texts in training: of runs on text the end token, else the tokenizer's BOS token, or "
     "EOS where it has no BOS. Ties are not right."
+)
+_WITHOUT_FIRST = (
+    "trained on documents that were kept apart (data.isolate_documents), so that it has learnt no "
+    "such token: the first token of a sentence is not scored."
 )
 _TABLES: Mapping[str, Table] = {
     RIGHT_PAIRS: Table(
@@ -67,7 +71,7 @@ def prepare_grammar(
 
     # Of each model by itself, so that one is held at a time.
     def judge(checkpoint: Checkpoint) -> None:
-        name, tokenizer, first = checkpoint.name, checkpoint.tokenizer, checkpoint.predecessor
+        name, tokenizer, first = checkpoint.name, checkpoint.tokenizer, _first(checkpoint)
         model = load_model(checkpoint, with_head=True)
         logger.info("judging %s pairs with %s", f"{len(pairs):,}", name)
         margins[name] = judge_pairs(
@@ -87,9 +91,18 @@ def prepare_grammar(
             judge(each)
         rows = (*right_rows(pairs, margins), *_probe_rows(probes))
         tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
-        return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=rows)
+        without = ", ".join(each.name for each in opened if _first(each) is None)
+        how = f"{_HOW} {without}: {_WITHOUT_FIRST}" if without else _HOW
+        return Part(title="Grammar (BLiMP)", how=how, tables=tables, rows=rows)
 
     return measure
+
+
+def _first(checkpoint: Checkpoint) -> Predecessor:
+    """Return what stands before a sentence: nothing, where the model has learnt no such token."""
+    first = checkpoint.predecessor
+    is_isolated = checkpoint.text is not None and checkpoint.text.isolate_documents
+    return first if is_isolated or first is not None else "tokenizer"
 
 
 def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[Row]:
@@ -163,7 +176,7 @@ def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair
 
 
 def probe_pairs(
-    model: Any, tokenizer: Any, pairs: Sequence[Pair], predecessor: int | None = None
+    model: Any, tokenizer: Any, pairs: Sequence[Pair], predecessor: Predecessor = "tokenizer"
 ) -> dict[tuple[str, str], Score]:
     """Fit probes to the representations of every layer; return their scores by table and row."""
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
@@ -181,7 +194,7 @@ def probe_pairs(
 
 
 def sentence_vectors(
-    model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: int | None = None
+    model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: Predecessor = "tokenizer"
 ) -> dict[Representation, list[np.ndarray]]:
     """Return the vectors [sentences, F] of every layer, each the mean over a sentence's tokens."""
     encoded = list(encode_sentences(tokenizer, sentences, predecessor))
@@ -192,7 +205,8 @@ def sentence_vectors(
     for batch in capture(model, batches, kinds=_REPRESENTATIONS):
         # Of each row, what stands before the sentence is left out.
         weights = batch.mask.astype(np.float32)
-        weights[:, 0] = 0
+        if predecessor is not None:
+            weights[:, 0] = 0
         weights /= weights.sum(axis=1, keepdims=True)
         for kind in _REPRESENTATIONS:
             layers = batch.hidden if kind == "hidden" else batch.routed

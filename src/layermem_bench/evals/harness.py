@@ -1,7 +1,10 @@
 """Answers of a model to an evaluation task, by lm-eval's own ``HFLM`` and ``evaluate``.
 
 Beside lm-eval's scores of the items it counts what would pass unnoticed: prompts that are cut
-because they are longer than the model reads, unknown tokens, and choices that are equally probable.
+because they are longer than the model reads, or longer than any text that it was trained on,
+unknown tokens, and choices that are equally probable. Of the tokens that a tokenizer adds to a text
+a prompt has BOS alone, and that where the model has learnt it: an end token would stand before the
+answer.
 """
 
 import contextlib
@@ -19,6 +22,7 @@ from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from layermem_bench.analysis.checkpoints import Checkpoint
 from layermem_bench.evals.perplexity import check_ids, rows_at_once
 from layermem_bench.evals.prepared_tasks import digest
 from layermem_bench.evals.task_catalog import Definition
@@ -30,13 +34,23 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class CountingModel(HFLM):
     """lm-eval's model, which counts what it is asked, and refuses what it would cut in silence."""
 
-    def __init__(self, model: Any, tokenizer: Any, options: EvalOptions) -> None:
+    def __init__(self, model: Any, checkpoint: Checkpoint, options: EvalOptions) -> None:
+        tokenizer, text = checkpoint.tokenizer, checkpoint.text
         # Nothing of the batch is known yet; it is chosen by the longest request.
         automatic = options.batch_size is None and model.device.type == "cuda"
         with _quietly():
             super().__init__(
-                pretrained=model, tokenizer=tokenizer, batch_size="auto" if automatic else 1
+                pretrained=model,
+                tokenizer=tokenizer,
+                batch_size="auto" if automatic else 1,
+                # What stands before the answer to an empty prompt.
+                prefix_token_id=checkpoint.predecessor,
             )
+        bos, added = tokenizer.bos_token_id, tokenizer("a")["input_ids"]
+        # Runs on text have it nowhere in their blocks.
+        has_bos = text is None and bos is not None and added[:1] == [bos]
+        self.begins_with = [bos] if has_bos else []
+        self.trained_length = text.block_size if text else None
         if options.max_length is not None:
             if options.max_length > self.max_length:
                 raise ValueError(
@@ -45,8 +59,20 @@ class CountingModel(HFLM):
                 )
             self._max_length = options.max_length
         self.options, self.automatic = options, automatic
-        self.requests = self.truncated = self.unknown_tokens = self.done = 0
+        self.requests = self.truncated = self.beyond = self.unknown_tokens = self.done = 0
         self.progress: Callable[[int, int], None] = lambda done, total: None
+
+    def tok_encode(
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,
+        left_truncate_len: int | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
+        if add_special_tokens is not False and ids[:1] != self.begins_with:
+            ids = [*self.begins_with, *ids]
+        return ids[-left_truncate_len:] if left_truncate_len else ids
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
@@ -92,6 +118,9 @@ class CountingModel(HFLM):
                 f"{self.max_length} tokens that the model is given (the longest has "
                 f"{max(lengths)}); give fewer --shots, or --truncate to cut their start"
             )
+        self.beyond = 0
+        if self.trained_length is not None:
+            self.beyond = sum(min(n, self.max_length) > self.trained_length for n in lengths)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         self.unknown_tokens = 0
         largest = max(max(context + answer, default=0) for _, context, answer in requests)
@@ -151,6 +180,7 @@ def answer_task(
         majority=majority,
         requests=model.requests,
         truncated=model.truncated,
+        beyond=model.beyond,
         unknown_tokens=model.unknown_tokens,
         ties=sum(map(_is_tie, samples)),
     )

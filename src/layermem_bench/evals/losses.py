@@ -69,7 +69,7 @@ def settle_windows(
     longest = {each.name: longest_context(each.load_config()) for each in checkpoints}
     context, stride = options.context, options.stride
     if context is None:
-        known = (_trained_length(each) or longest[each.name] for each in checkpoints)
+        known = (each.text.block_size if each.text else longest[each.name] for each in checkpoints)
         context = min((length for length in known if length is not None), default=None)
     if context is None:
         raise ValueError(
@@ -245,8 +245,9 @@ def _difference(
 def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOptions) -> str:
     without = ", ".join(name for name, model in models.items() if model.predecessor is None)
     not_predicted = (
-        f" {without}: no such token, so the first token of a document is not predicted and its "
-        "bytes are not counted."
+        f" {without}: no such token, or none that was learnt (of runs with "
+        "data.isolate_documents), so the first token of a document is not predicted and its bytes "
+        "are not counted."
     )
     documents = len(next(iter(models.values())).documents.tokens)
     return (
@@ -286,9 +287,3 @@ def _check_distinct(texts: Sequence[str], text_field: str) -> None:
                     "documents would count twice: name it once"
                 )
             seen[place] = text
-
-
-def _trained_length(checkpoint: Checkpoint) -> int | None:
-    """Return the length of the sequences that a run on text was trained on."""
-    run = checkpoint.run
-    return None if run is None or run.task.name is not None else run.data.block_size

@@ -29,6 +29,7 @@ from layermem_bench.data.records import KINDS, file_records, kind_of
 from layermem_bench.data.sources import find_files
 from layermem_bench.data.tokenizers import Ids, batch_encoder
 from layermem_bench.evals.perplexity import (
+    Predecessor,
     Window,
     batched_losses,
     check_ids,
@@ -122,13 +123,14 @@ def score_sentences(
     tokenizer: Any,
     sentences: Sequence[str],
     *,
-    predecessor: int | None = None,
+    predecessor: Predecessor = "tokenizer",
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return the log-probability (nats) of each sentence, in the given order.
 
-    ``predecessor``: id that stands before each; None: the tokenizer's BOS, or EOS without a BOS.
+    ``predecessor``: id that stands before each; "tokenizer": the tokenizer's BOS, or EOS without a
+    BOS; None: nothing, and the log-probability is that of what follows the first token.
     ``batch_size``: sentences of a forward; None: as many as 128 MB of logits allow, at most 64.
     ``progress`` is called with the number of sentences done so far.
     """
@@ -159,7 +161,7 @@ def judge_pairs(
     tokenizer: Any,
     pairs: Sequence[Pair],
     *,
-    predecessor: int | None = None,
+    predecessor: Predecessor = "tokenizer",
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray[Any, Any]:
@@ -179,14 +181,14 @@ def judge_pairs(
 
 
 def _windows(
-    model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: int | None
+    model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: Predecessor
 ) -> Iterator[Window]:
     limit = longest_context(model.config)
     for item, ids in enumerate(encode_sentences(tokenizer, sentences, predecessor)):
         count = len(ids) - 1
         check_ids(ids, model)
         if not count:
-            raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
+            raise ValueError(f"the tokenizer has no tokens to predict in {sentences[item]!r}")
         if limit is not None and count > limit:
             raise ValueError(
                 f"{sentences[item][:60]!r} has {count} tokens, more than the {limit} that the "
@@ -196,16 +198,17 @@ def _windows(
 
 
 def encode_sentences(
-    tokenizer: Any, sentences: Sequence[str], predecessor: int | None = None
+    tokenizer: Any, sentences: Sequence[str], predecessor: Predecessor = "tokenizer"
 ) -> Iterator[Ids]:
     """Yield the ids of each sentence, in int64, behind the one that stands before it."""
-    first = first_context(tokenizer) if predecessor is None else predecessor
+    first = first_context(tokenizer, predecessor)
     encode = batch_encoder(tokenizer)
-    if first is None:
+    if first is None and predecessor is not None:
         raise ValueError(
             "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
             "could not be predicted; give it the one that stands before texts in training"
         )
     for start in range(0, len(sentences), _AT_ONCE):
         for ids in encode(sentences[start : start + _AT_ONCE]):
-            yield np.concatenate([[first], ids.astype(np.int64)])
+            before = [] if first is None else [first]
+            yield np.concatenate([before, ids]).astype(np.int64)

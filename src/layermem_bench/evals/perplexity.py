@@ -19,7 +19,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from layermem_bench.evals.token_kinds import (
     spans_by_repetition,
 )
 
+Predecessor = int | Literal["tokenizer"] | None
+"""What stands before a text: an id, what the tokenizer says, or nothing."""
 # Losses in nats, in float64.
 Losses = np.ndarray[Any, Any]
 # Logits of a batch: 128 MB in float32.
@@ -85,8 +87,8 @@ class Perplexity:
     bytes: int
     """Bytes (UTF-8) of their text."""
     predecessor: int | None
-    """Id that stands before each document; None: the tokenizer has none, and the first token of
-    each document is not predicted."""
+    """Id that stands before each document; None: there is none, and the first token of each
+    document is not predicted."""
     unknown_tokens: int
     """Tokens among them that stand for text which the tokenizer has no tokens for."""
     changed_documents: int
@@ -118,7 +120,7 @@ def perplexity(
     context: int | None = None,
     stride: int | None = None,
     batch_size: int | None = None,
-    predecessor: int | None = None,
+    predecessor: Predecessor = "tokenizer",
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
     """Return the loss of a causal language model on texts, each of which is a document.
@@ -126,8 +128,9 @@ def perplexity(
     ``context``: most tokens that one forward reads; None: the model's longest sequence.
     ``stride``: tokens by which windows of a long document are apart; None: half of the context.
     ``batch_size``: windows of a forward; None: as many as 128 MB of logits allow, at most 64.
-    ``predecessor``: id that stands before each document; None: the tokenizer's BOS, or EOS where it
-    has no BOS. Blocks of our runs on text have EOS there.
+    ``predecessor``: id that stands before each document; "tokenizer": the tokenizer's BOS, or EOS
+    where it has no BOS; None: nothing, and the first token is not predicted. Blocks of our runs on
+    text have EOS there, and nothing where documents are kept apart (``data.isolate_documents``).
     ``progress`` is called with the number of tokens predicted so far. ``texts`` may be a generator.
     """
     check_tokenizer(tokenizer)
@@ -175,8 +178,11 @@ def longest_context(config: Any) -> int | None:
     return longest if isinstance(longest, int) and longest > 0 else None
 
 
-def first_context(tokenizer: Any) -> int | None:
-    """Return the id that stands before a text: BOS, else EOS; None where there is neither."""
+def first_context(tokenizer: Any, predecessor: Predecessor = "tokenizer") -> int | None:
+    """Return the id that stands before a text: the given one, or the tokenizer's BOS, else EOS;
+    None: nothing stands there."""
+    if predecessor != "tokenizer":
+        return predecessor
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     return bos if bos is not None else eos
 
@@ -214,10 +220,10 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
 class _Documents:
     """Documents as windows of tokens, and their losses summed by document and by kind of token."""
 
-    def __init__(self, model: Any, tokenizer: Any, context: int, predecessor: int | None) -> None:
+    def __init__(self, model: Any, tokenizer: Any, context: int, predecessor: Predecessor) -> None:
         self.model, self.tokenizer, self.context = model, tokenizer, context
         self.encode = batch_encoder(tokenizer)
-        self.predecessor = first_context(tokenizer) if predecessor is None else predecessor
+        self.predecessor = first_context(tokenizer, predecessor)
         self.ids_digest = hashlib.sha256()
         self.unknown = getattr(tokenizer, "unk_token_id", None)
         self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")

@@ -107,7 +107,7 @@ def _load(
         few_shot_source=few_shot_source,
         version=str((definition.get("metadata") or {}).get("version", "none")),
         definition=digest(json.dumps(without_places, sort_keys=True)),
-        records=digest("\n".join([*items, *pool])),
+        records=digest(json.dumps([items, pool])),
     )
 
 

@@ -92,6 +92,8 @@ def _read_places(
 
 
 def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Path, ...]:
+    """Return the files of a split in one of the folders; raise where several have some."""
+    found: list[tuple[Path, ...]] = []
     for folder in folders:
         files = {
             path: path.name.partition(".")[0]
@@ -106,8 +108,13 @@ def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Pa
             )
         parts = [path for path, stem in files.items() if stem.startswith(f"{task.stem}__")]
         if whole or (split == "default" and parts):
-            return tuple(whole or parts)
-    return ()
+            found.append(tuple(whole or parts))
+    if len(found) > 1:
+        raise ValueError(
+            f"{' and '.join(str(files[0].parent) for files in found)} both have records of "
+            f"{task.name}, split {split}: put them into one folder, or name one of them"
+        )
+    return found[0] if found else ()
 
 
 def _records(path: Path) -> Iterator[Record]:

@@ -197,3 +197,5 @@ class TaskAnswers:
     """Tokens in requests that stand for text which the tokenizer has no tokens for."""
     ties: int
     """Items with two equally probable best choices, of which lm-eval takes the first."""
+    beyond: int = 0
+    """Requests longer than the texts that the model was trained on by a run of ours."""

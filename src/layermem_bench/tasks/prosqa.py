@@ -96,8 +96,19 @@ def _load_split(split: str, files: Mapping[str, str | None]) -> list[Record]:
     Two files that hold the same records, in any order, are refused, and so is a file of which
     nothing would be left.
     """
-    records = load(str(files[split]))
-    questions, own = {record.question for record in records}, f"{split}={files[split]}"
+    records, own = load(str(files[split])), f"{split}={files[split]}"
+    different = {record.question: record for record in records}
+    if len(different) < len(records):
+        count = f"{len(records) - len(different):,} of {len(records):,}"
+        logger.warning("%s problems of %s repeat one before: left out", count, own)
+        records = list(different.values())
+    for record in records:
+        if not grade(record, record.solution).steps:
+            raise ValueError(
+                f"{own}: the proof of the question {record.question[:80]!r} ... does not follow "
+                "from its statements, so that no right answer would count: mend its edges or root"
+            )
+    questions = set(different)
     later = False
     for other_split, path in files.items():
         later = later or other_split == split

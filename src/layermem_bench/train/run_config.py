@@ -4,21 +4,20 @@ The file holds the fields of the run and, under ``about``, where the run came fr
 commit, machine, command), with a digest of the fields, by which an edited file is noticed.
 """
 
-import hashlib
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
 
-import layermem
 from layermem.models.files import write_atomically
 from layermem.models.plugins import plugin_digest
+from layermem_bench.config.hashing import PACKAGE_FOLDERS, sources_digest
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results.processor import processor_name
 from layermem_bench.results.run_folder import RunFolder, fields_digest
@@ -32,8 +31,6 @@ from layermem_bench.train.extending import extends, rewind
 # Of a digest.
 _DIGITS = 12
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
-# layermem has the variants, and layermem_bench trains them.
-_PACKAGE_FOLDERS = (Path(layermem.__file__).parent, Path(__file__).parents[1])
 
 
 def check_same_run(folder: RunFolder, run: Run) -> None:
@@ -103,8 +100,8 @@ def _environment() -> Mapping[str, str]:
         "layermem": _package_version("layermem"),
         "python": platform.python_version(),
         **{name: _package_version(name) for name in _PACKAGES},
-        "commit": _commit_of(_PACKAGE_FOLDERS),
-        "sources": _digest_of(_PACKAGE_FOLDERS),
+        "commit": _commit_of(PACKAGE_FOLDERS),
+        "sources": sources_digest(),
         **({"plugins": plugins[:_DIGITS]} if (plugins := plugin_digest()) else {}),
         "machine": platform.machine(),
         "processor": processor_name(),
@@ -117,21 +114,6 @@ def _command_line() -> str:
     if Path(program).name in ("__main__.py", "layermem"):
         program = "layermem"
     return shlex.join([program, *arguments])
-
-
-def _digest_of(folders: Iterable[Path]) -> str:
-    """Return a digest of the Python files in folders, and of their names; "unknown": there are
-    none, as in a zip, or one cannot be read."""
-    total, names = hashlib.sha256(), []
-    try:
-        for folder in folders:
-            # Editors lock a file by a link whose name begins with a dot.
-            for file in sorted(f for f in folder.rglob("[!.]*.py") if f.is_file()):
-                names.append(f"{folder.name}/{file.relative_to(folder).as_posix()}")
-                total.update(f"{names[-1]}\0".encode() + file.read_bytes() + b"\0")
-    except OSError:
-        return "unknown"
-    return total.hexdigest()[:_DIGITS] if names else "unknown"
 
 
 def _commit_of(folders: Sequence[Path]) -> str:

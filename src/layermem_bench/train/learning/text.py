@@ -18,9 +18,11 @@ from layermem.models.card import imports_of
 from layermem.models.configuration import DecoderConfig
 from layermem.models.files import write_atomically
 from layermem.models.registry import lookup
-from layermem_bench.config.run import Run, Task
+from layermem_bench.config.hashing import file_digest
+from layermem_bench.config.run import Data, Run, Task
 from layermem_bench.data.blocks import Blocks, MixedBlocks
 from layermem_bench.data.preparing import prepare
+from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
 from layermem_bench.tasks import registry
@@ -95,6 +97,8 @@ def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, Sequ
         return blocks(train_tokens), blocks(validation_tokens, at_most=run.eval_blocks)
     splits: list[tuple[Blocks, Blocks]] = []
     folders: dict[str, str] = {}
+    if not run.data.validation:
+        _check_split_alike(run.data)
     for source in run.data.shares():
         prepared = prepare(run.data.alone(source), tokenizer)
         # A folder is named by a digest of its text.
@@ -113,6 +117,24 @@ def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, Sequ
             run.eval_blocks or len(validation[0])
         )
     return MixedBlocks(train, shares), MixedBlocks(validation, shares).in_shares(run.eval_blocks)
+
+
+def _check_split_alike(data: Data) -> None:
+    """Raise where a text is split between training and validation in two ways.
+
+    A file that is a source by itself is split by its parts, and among others as one document.
+    """
+    alone, among = dict[str, str](), dict[str, str]()
+    for source in data.shares():
+        text = open_source(source, text_field=data.text_field, streaming=True)
+        for path in text.paths if isinstance(text, LocalFiles) else ():
+            (alone if text.single_document else among)[file_digest(path)] = source
+    for digest in alone.keys() & among.keys():
+        raise ValueError(
+            f"{alone[digest]} is a file of {among[digest]} too, and both hold out a share, each "
+            "another part of it: validation text would be trained on. Name it once, or give "
+            "--data.validation of other text"
+        )
 
 
 @final
