@@ -268,6 +268,20 @@ def test_hidden_states_of_another_shape_are_refused():
         next(capture(model, batches()))
 
 
+def test_layers_that_run_several_times_are_refused():
+    """The last run alone would be captured."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).eval()
+    layers, forward = model.model.layers, transformers.models.llama.modeling_llama.LlamaDecoderLayer
+    first = layers[0].forward
+
+    def twice(*args, **kwargs):
+        return forward.__call__(layers[1], first(*args, **kwargs), *args[1:], **kwargs)
+
+    layers[0].forward = twice
+    with pytest.raises(ValueError, match="layer 1 runs several times in a forward"):
+        next(capture(model, batches()))
+
+
 FALCON = {
     **{k: v for k, v in TINY.items() if k not in ("intermediate_size", "num_key_value_heads")},
     "alibi": False,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import TINY, make
+from torch import nn
 
 from layermem.models.registry import lookup
 from layermem.models.seams import DepthWeights
@@ -37,6 +38,35 @@ def test_moments_are_those_of_all_tokens_but_padding(name):
         assert tokens.shape == (mask.sum(), len(mixture.readers), len(mixture.sources))
         np.testing.assert_allclose(mixture.mean, tokens.mean(0), rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(mixture.deviation, tokens.std(0), rtol=1e-7, atol=1e-12)
+
+
+class Flat(DepthWeights):
+    """Weights [tokens, C, S] in one row, or of a shape in which tokens are not found."""
+
+    def __init__(self, drop=0):
+        super().__init__()
+        self.readers, self.sources, self.drop = ("state",), ("layer 0", "layer 1"), drop
+
+    def forward(self, ids):
+        flat = ids.flatten()[self.drop :].double()
+        return torch.stack([flat, 1 - flat], -1)[:, None]
+
+
+@pytest.mark.parametrize("drop", [0, 1])
+def test_padding_is_left_out_of_weights_in_one_row(drop):
+    model = nn.Module()
+    model.base_model = model
+    model.weights = Flat(drop)
+    model.forward = lambda input_ids, attention_mask: model.weights(input_ids)
+    ids, mask = torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    with recording(model) as recorder:
+        if drop:
+            with pytest.raises(ValueError, match=r"Flat returns weights of \[5, 1, 2\], expected"):
+                model(input_ids=ids, attention_mask=mask)
+            return
+        model(input_ids=ids, attention_mask=mask)
+    (mixture,) = recorder.mixtures()
+    assert mixture.mean == ((1.0, 0.0),) and mixture.deviation == ((0.0, 0.0),)
 
 
 def test_constant_weights_have_no_deviation(ids):

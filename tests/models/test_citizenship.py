@@ -337,6 +337,17 @@ def test_built_on_meta_and_filled_later(entry, model, ids):
     assert torch.equal(empty.eval()(ids).logits, model(ids).logits)
 
 
+def test_constants_are_there_after_a_model_was_built_on_meta(ids):
+    """They are in no checkpoint."""
+    entry = lookup("lime")
+    model = make(entry.causal_lm, entry.config(**TINY, router="average"))
+    with torch.device("meta"):
+        empty = entry.causal_lm(model.config)
+    empty = empty.to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty.eval()(ids).logits, model(ids).logits)
+
+
 def test_half_precision_and_autocast(entry, model, ids, tmp_path):
     model.save_pretrained(tmp_path)
     with torch.no_grad():

@@ -467,6 +467,22 @@ def test_from_llama_takes_all_of_a_trained_memory_or_none(llama, ids):
         LimeForCausalLM.from_llama(llama, router_shares_kv=False)
 
 
+def test_from_llama_takes_no_router_that_would_read_other_layers(llama, ids, tmp_path):
+    """Weights of windows have one shape whichever layers they read."""
+    layermem.attach(llama, router="first", window=1)
+    with torch.no_grad():
+        for parameter in layermem.router_parameters(llama):
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    same = LimeForCausalLM.from_llama(llama, router="first", router_window=1)
+    torch.testing.assert_close(same(ids).logits, llama(ids).logits)
+    others = [[], [0], [0, 1], [0, 1]]
+    with pytest.raises(ValueError, match=r"reads the layers \[0, 2, 3\] in .* fields \[0, 1, 3\]"):
+        LimeForCausalLM.from_llama(llama, router_sources=others)
+    llama.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has layer memory attached, .* pass the model"):
+        LimeForCausalLM.from_llama(tmp_path, router="first", router_window=1)
+
+
 def test_from_llama_refuses_an_adapter_on_a_tied_head():
     llama = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True))
     with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):

@@ -19,6 +19,7 @@ from layermem.models.decoder import Decoder
 from layermem.models.seams import (
     Connection,
     Memory,
+    ParameterOverride,
     Stream,
     Variant,
     forked_generator,
@@ -209,6 +210,8 @@ class Shared(Variant):
 class RoutedAgain(Variant):
     """Routers that read what routers before them have read, as depth attention's layers do."""
 
+    overrides = (ParameterOverride(module=LimeRouter),)
+
     @classmethod
     def sources(cls, config, layer_idx):
         return tuple(range(layer_idx))
@@ -260,6 +263,40 @@ def model(name):
     cls, config = DECLARED[name]
     torch.manual_seed(0)
     return cls(config(**TINY)).eval()
+
+
+class Scale(Memory):
+    """A number that is drawn by ``reset_parameters`` alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(1))
+
+    def reset_parameters(self):
+        nn.init.ones_(self.gain)
+
+    def forward(self, query, slots, part=None):
+        key, value = slots[-1]
+        return key, value * self.gain
+
+
+class Scaled(Variant):
+    @classmethod
+    def memory(cls, config, layer_idx):
+        return Scale()
+
+
+class Initialised(Scaled):
+    overrides = (ParameterOverride(module=Scale),)
+
+
+def test_a_module_that_nobody_would_initialise_is_refused():
+    model, config = declare("initialised", Initialised)
+    gains = [p for name, p in model(config(**TINY)).named_parameters() if "gain" in name]
+    assert len(gains) == 4 and all(gain == 1 for gain in gains)
+    model, config = declare("scaled", Scaled)
+    with pytest.raises(TypeError, match=r"Scaled has the module Scale, .* name it in overrides"):
+        model(config(**TINY))
 
 
 def by_hand(name, model, ids):

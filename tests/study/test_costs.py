@@ -1,10 +1,14 @@
 """Costs along depth and width, counted and measured, written and drawn."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import layermem
+from layermem.models.seams import Variant
 from layermem_bench import cli, presets
 from layermem_bench.cli.costs import Costs
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -13,6 +17,7 @@ from layermem_bench.efficiency.model_sizes import model_sizes, resized
 from layermem_bench.report import cost_tables
 from layermem_bench.results.costs import Costs as CostsResult
 from layermem_bench.results.files import read_result
+from layermem_bench.study import costs
 from layermem_bench.study.costs import count_costs
 
 FIELDS = {
@@ -33,7 +38,8 @@ def test_sizes_are_those_of_what_a_run_starts_from(tmp_path):
     fields_of_bytes, longer = model_sizes(bytewise)
     assert fields_of_bytes["vocab_size"] == len(tokenizer) and longer > 1.5 * length
     assert {**fields_of_bytes, "vocab_size": fields["vocab_size"]} == fields
-    (tmp_path / "config.json").write_text('{"hidden_size": 48, "vocab_size": 300}')
+    sizes = '{"hidden_size": 48, "vocab_size": 300, "attention_bias": true}'
+    (tmp_path / "config.json").write_text(sizes)
     started = replace(own, model=replace(own.model, pretrained=str(tmp_path)))
     fields_of_bytes, its_length = model_sizes(started)
     assert (fields_of_bytes["hidden_size"], fields_of_bytes["vocab_size"], its_length) == (
@@ -41,6 +47,7 @@ def test_sizes_are_those_of_what_a_run_starts_from(tmp_path):
         300,
         longer,
     )
+    assert fields_of_bytes["attention_bias"] is True
     # What is not on this machine is not fetched.
     away = replace(own, task=replace(own.task, tokenizer="some/where"))
     assert model_sizes(away)[0]["vocab_size"] == 50257
@@ -101,6 +108,22 @@ def test_biases_count_as_parameters():
     # Of 4 layers: query, key, value, output; gate, up, down.
     assert biased.parameters - plain.parameters == 4 * (4 * 32 + 2 * 128 + 32)
     assert biased.forward == plain.forward
+
+
+@pytest.mark.parametrize("extra", [0, 5])
+def test_a_variant_of_a_plugin_counts_what_its_model_has(extra):
+    class Mine(Variant):
+        @classmethod
+        def extra_parameters(cls, config):
+            return extra
+
+    entry = SimpleNamespace(variant=Mine, causal_lm=layermem.PlainForCausalLM)
+    check = partial(costs._check_closed_form, "mine", layermem.PlainConfig(**FIELDS), entry)
+    if extra:
+        with pytest.raises(ValueError, match=r"mine counts .* correct Mine\.extra_parameters"):
+            check()
+    else:
+        check()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ from safetensors.torch import load_file, save_file
 from small_run import UNEVEN, a_run, assert_same_end, rewound
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from layermem_bench.config.host import Host
 from layermem_bench.config.records import Records
@@ -166,6 +172,19 @@ def test_a_teacher_of_other_tokens_or_without_some_weights_is_refused(tmp_path, 
     tokenizer.save_pretrained(path)
     with pytest.raises(ValueError, match="has another tokenizer than the run"):
         train(run, tmp_path / "run")
+
+
+def test_a_teacher_that_reads_across_documents_is_refused(tmp_path, teacher, place):
+    tokenizer, path = load_tokenizer(teacher), tmp_path / "opt"
+    sizes = {"hidden_size": 16, "ffn_dim": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = OPTConfig(vocab_size=len(tokenizer), word_embed_proj_dim=16, **sizes)
+    OPTForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    run = a_run(place, max_steps=1, teacher=Teacher(model=str(path)))
+    train(run, tmp_path / "run")
+    apart = replace(run, data=replace(run.data, isolate_documents=True))
+    with pytest.raises(ValueError, match="OPTForCausalLM, the teacher, does not keep the"):
+        train(apart, tmp_path / "apart")
 
 
 @pytest.mark.parametrize(

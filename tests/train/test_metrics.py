@@ -7,10 +7,20 @@ from host_models import make_host
 from tiny import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
+import layermem
 from layermem import LimeForCausalLM, attach, trainable
+from layermem.models.static_router import StaticRouter
 from layermem.ops.route import using
 from layermem.variants.lime import Lime
-from layermem_bench.train.metrics import forward_flops, peak_flops, training_flops
+from layermem_bench.config.run import Optim
+from layermem_bench.train.metrics import (
+    StepCost,
+    forward_flops,
+    peak_flops,
+    training_flops,
+    training_row,
+)
+from layermem_bench.train.optimizer import parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -89,3 +99,36 @@ def test_flops_of_frozen_layers_of_ours_are_those_that_torch_counts():
     model.model.layers[0].mlp.requires_grad_(False)
     frozen = sum(p.numel() for p in model.model.layers[0].mlp.parameters())
     assert whole - training_flops(model, 8) == 2 * frozen
+
+
+def test_towers_that_no_text_enters_are_not_counted():
+    text = transformers.LlamaConfig(**TINY)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=60)
+    model = transformers.LlavaForConditionalGeneration(config)
+    projector = sum(
+        p.numel() for p in model.model.multi_modal_projector.parameters() if p.dim() > 1
+    )
+    expected = forward_flops(transformers.LlamaForCausalLM(text), 8)
+    assert forward_flops(model, 8) - expected == 2 * projector
+
+
+@pytest.mark.parametrize("variant", ["lime", "lime+hyper_connections", "lime+denseformer"])
+def test_the_rate_of_routers_is_theirs_beside_those_of_other_parts(variant):
+    model = layermem.build(variant, **TINY)
+    groups = parameter_groups(model, model.variant.overrides, Optim(lr=1e-3))
+    rates = {group["name"]: group["lr"] for group in groups}
+    cost = StepCost(tokens=8, flops_per_token=1, peak_flops=None)
+    row = training_row({"loss": 1.0}, rates, 1.0, 1, cost)
+    routers = {
+        id(p) for m in model.modules() if isinstance(m, StaticRouter) for p in m.parameters()
+    }
+    (expected,) = {g["lr"] for g in groups if routers & set(map(id, g["params"]))}
+    assert row["router_lr"] == expected == 1e-2 and row["lr"] == 1e-3

@@ -19,6 +19,7 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.checkpoints import check_micro_batches
 from layermem_bench.train.run import train
 from layermem_bench.train.seq_vcr import reached
+from layermem_bench.train.setup import training_arguments
 from layermem_bench.train.trainer import Trainer
 
 TERMS = "seq_vcr_variance", "seq_vcr_covariance"
@@ -212,6 +213,14 @@ def test_a_micro_batch_of_one_sequence_is_refused(part, tmp_path):
     with pytest.raises(ValueError, match="covariance over at least 2 sequences.* computes 1 at on"):
         train(run, tmp_path / "run")
     assert not RunFolder(tmp_path / "run").path.exists()
+
+
+def test_processes_that_would_compute_another_penalty_are_refused(tmp_path, monkeypatch):
+    """The penalty is of the sequences that a process computes at once, as the run's id says."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    run = penalized(tmp_path)
+    with pytest.raises(ValueError, match=r"each computes 2, .* set compute.micro_batch=2, also in"):
+        training_arguments(run, RunFolder(tmp_path / "run"))
 
 
 def test_the_projection_starts_as_torchs_linear_does():

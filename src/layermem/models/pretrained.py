@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import nn
@@ -27,8 +27,11 @@ from layermem.models.checkpoints import (
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
+from layermem.models.static_router import StaticRouter
 from layermem.models.tensor_parallel import share_layers
 
+# Whose modules transformers initialises; of any other it would keep what memory holds.
+_INITIALISED = ("torch", "transformers")
 # Fields of a LLaMA's config about its file or class, which a config of ours does not take over.
 _FILE_FIELDS = (
     "model_type",
@@ -59,6 +62,7 @@ class PreTrainedDecoder(PreTrainedModel):
         if isinstance(module, AbsentLinear):
             module.draw(self.config.initializer_range)
         elif not self.variant.init_weights(module):
+            _check_initialised(self.variant, module)
             super()._init_weights(module)
 
     @classmethod
@@ -166,6 +170,11 @@ class PreTrainedDecoder(PreTrainedModel):
         else:
             llama, name, path = _read_llama_config(source, kwargs), str(source), source
             kwargs.setdefault("dtype", "auto")
+            if getattr(llama, "layer_memory", None) is not None:
+                raise ValueError(
+                    f"{source} has layer memory attached, and what its routers read is not in its "
+                    "weights: load it (AutoModelForCausalLM.from_pretrained) and pass the model"
+                )
 
         config = _config_from_llama(cls, llama, fields)
         _check_projections(cls, config, fields)
@@ -180,10 +189,37 @@ class PreTrainedDecoder(PreTrainedModel):
                 "use a LLaMA for causal LM, or one of our classes without that head"
             )
         if isinstance(source, PreTrainedModel):
+            _check_same_reads(source, model)
             if source.can_generate() and model.can_generate():
                 model.generation_config = copy.deepcopy(source.generation_config)
             model = model.to(source.device).train(source.training)
         return model
+
+
+def _check_initialised(variant: type[Variant[Any]], module: nn.Module) -> None:
+    """Raise if a module draws weights of its own that nobody would ask it to draw."""
+    resets = (cls for cls in type(module).__mro__ if "reset_parameters" in vars(cls))
+    if next(module.parameters(recurse=False), None) is None:
+        return
+    if (cls := next(resets, None)) and cls.__module__.split(".")[0] not in _INITIALISED:
+        raise TypeError(
+            f"{variant.__name__} has the module {type(module).__name__}, whose reset_parameters "
+            "would not be called, so that its weights would be whatever memory held: name it in "
+            f"overrides, ParameterOverride(module={type(module).__name__})"
+        )
+
+
+def _check_same_reads(source: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Raise if routers that are taken over would read other layers than in the source."""
+    for path, router in source.named_modules():
+        if isinstance(router, StaticRouter):
+            ours = model.get_submodule(path)
+            if (router.sources, router.grain) != (ours.sources, ours.grain):
+                raise ValueError(
+                    f"{path} reads the layers {list(router.sources)} in {type(source).__name__}, "
+                    f"and with these fields {list(cast('Any', ours.sources))}, by weights of the "
+                    "same shape: give the fields that it was trained with, or detach its memory"
+                )
 
 
 def _kind_of(class_name: str) -> str:

@@ -28,7 +28,7 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
@@ -314,6 +314,14 @@ class _Router(StaticRouter):
                 initial[:, -self.columns :] = last
             # transformers' copy_ does nothing to weights that a checkpoint has filled in.
             initialization.copy_(weight, initial)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        was_meta = self.weight.is_meta
+        super()._apply(fn, recurse)
+        if self.init == "average" and was_meta and not self.weight.is_meta:
+            # Of `to_empty`: no checkpoint has constants.
+            self.reset_parameters()
+        return self
 
     def initial_last(self, reads: str) -> Tensor:
         # On the CPU in float32, so that a seed gives the same routers on every device.

@@ -71,11 +71,13 @@ def capture(
             for handle in _register_hooks(layer, i, model.config, kinds, activations):
                 hooks.callback(handle.remove)
         hooks.callback(model.train, was_training)
+        # Also where the caller runs the model between two batches.
+        begins = model.base_model.register_forward_pre_hook(lambda *_: activations.clear())
+        hooks.callback(begins.remove)
         device = next(model.parameters()).device
         for batch in batches:
             inputs = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
             inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-            activations.clear()
             # The base model alone: the head's logits are large and no layer depends on them.
             with torch.inference_mode():
                 model.base_model(**inputs, use_cache=False)
@@ -120,9 +122,7 @@ def _register_hooks(
     """Register the hooks that copy a layer's activations; yield their handles."""
 
     def keep(kind: Kind, tensor: Tensor) -> None:
-        # A copy even where it is float32 on the CPU already: models change tensors in place later.
-        copied = tensor.detach().to("cpu", torch.float32, copy=True)
-        activations[kind, index] = copied.numpy()
+        _keep_once(activations, (kind, index), tensor)
 
     def keep_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
@@ -149,6 +149,19 @@ def _register_hooks(
         yield active_memories(layer)[0].register_forward_hook(keep_values)
     else:
         yield from _hook_values(layer, index, config, kinds, keep)
+
+
+def _keep_once(
+    activations: dict[tuple[str, int], Array], place: tuple[str, int], tensor: Tensor
+) -> None:
+    """Keep what a layer computes; raise if this forward has run it before."""
+    if place in activations:
+        raise ValueError(
+            f"layer {place[1]} runs several times in a forward, of which the last alone would be "
+            "captured: give a decoder whose layers run once"
+        )
+    # A copy even where it is float32 on the CPU already: models change tensors in place later.
+    activations[place] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
 
 
 def _hook_values(

@@ -80,8 +80,15 @@ class DepthRecorder:
 
     def _record(self, moments: _Moments, module: nn.Module, args: Any, weights: Tensor) -> None:
         mask = self._mask
-        if weights.dim() == 4 and mask is not None and mask.shape == weights.shape[:2]:
-            weights = weights[mask.bool()]
+        if mask is not None and mask.dim() == 2 and weights.dim() > 2:
+            tokens = weights.shape[:-2]
+            if tokens.numel() != mask.numel():
+                raise ValueError(
+                    f"{type(module).__name__} returns weights of {list(weights.shape)}, expected "
+                    f"[C, S] or [B, T, C, S] with {list(mask.shape)} tokens: padding could not be "
+                    "left out"
+                )
+            weights = weights.reshape(-1, *weights.shape[-2:])[mask.bool().flatten()]
         array = weights.detach().to("cpu", torch.float64).numpy()
         moments.add(array.reshape(-1, *array.shape[-2:]))
 

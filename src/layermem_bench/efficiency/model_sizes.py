@@ -51,7 +51,7 @@ def saved_sizes(
     # Only here: the sizes of a new model need neither torch nor transformers.
     from layermem.models.registry import lookup
 
-    names = (*fields, *lookup(variant).config.shape_fields)
+    names = (*fields, *lookup(variant).config.shape_fields, "attention_bias", "mlp_bias")
     return {name: saved[name] for name in names if name in saved}
 
 

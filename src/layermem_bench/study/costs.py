@@ -9,11 +9,12 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from rich.console import Console
 from rich.progress import Progress
 
-from layermem.models.counting import count_cached, count_read
+from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.named_options import parse_options
@@ -96,6 +97,7 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
             raise ValueError(f"{entry.config.__name__} has no field {', '.join(sorted(unknown))}")
         config = entry.config(**values)
         configs.append(config)
+        _check_closed_form(variant, config, entry)
         counted[name] = {how: cost(config, entry.variant, tokens, how) for how in COUNTINGS}
         cache[name] = CacheCost(
             held=count_cached(config, entry.variant), read=count_read(config, entry.variant)
@@ -110,6 +112,19 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
         counted=counted,
         cache=cache,
     )
+
+
+def _check_closed_form(variant: str, config: Any, entry: Any) -> None:
+    """Raise if a plugin's variant counts other parameters than its model has; ours are tested."""
+    if entry.variant.__module__.partition(".")[0] == "layermem":
+        return
+    with torch.device("meta"):
+        actual = entry.causal_lm(config).num_parameters(only_trainable=True)
+    if actual != (counted := count_parameters(config, entry.variant)):
+        raise ValueError(
+            f"{variant} counts {counted:,} parameters, and its model has {actual:,}: correct "
+            f"{entry.variant.__name__}.extra_parameters, and extra_flops with it"
+        )
 
 
 def _models_at_sizes(

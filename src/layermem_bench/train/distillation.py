@@ -49,6 +49,7 @@ class Distillation:
                 f"{vocabulary}: name a teacher with as many"
             )
         self._teacher = teacher.to(args.device).eval().requires_grad_(False)
+        self._keeps_apart = False
 
     def flops_per_token(self, tokens: int) -> int:
         """Return those of the teacher's forward."""
@@ -63,6 +64,8 @@ class Distillation:
         ``loss``, which is their sum so weighted.
         """
         given = {name: value for name, value in inputs.items() if name != "labels"}
+        if "position_ids" in given and not self._keeps_apart:
+            self._check_documents()
         with torch.no_grad():
             theirs = self._teacher(**given, use_cache=False).logits
         labelled = inputs["labels"][:, 1:] != IGNORE_INDEX
@@ -70,6 +73,21 @@ class Distillation:
         divergence = nn.functional.kl_div(ours, theirs, reduction="sum", log_target=True)
         self.means.add(divergence, weight=int(labelled.sum()))
         return (1 - self.weight) * loss + self.weight * share * divergence
+
+    @torch.no_grad()
+    def _check_documents(self) -> None:
+        """Raise if the teacher's attention crosses from one document of a row to the next."""
+        ids = torch.arange(8, device=self._teacher.device)[None] % 7
+        positions = torch.arange(4, device=ids.device).repeat(2)[None]
+        together = self._teacher(input_ids=ids, position_ids=positions, use_cache=False).logits
+        alone = self._teacher(input_ids=ids[:, 4:], use_cache=False).logits
+        if not torch.allclose(together[:, 4:].float(), alone.float(), rtol=1e-2, atol=1e-2):
+            raise ValueError(
+                f"{type(self._teacher).__name__}, the teacher, does not keep the documents of a "
+                "row apart, as data.isolate_documents asks: it would be heard on other text than "
+                "the run's model reads; name another teacher, or leave data.isolate_documents out"
+            )
+        self._keeps_apart = True
 
 
 def _splitting(tokenizer: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.pytorch_utils import Conv1D
 from transformers.trainer_pt_utils import nested_gather
 
@@ -23,6 +23,9 @@ from layermem.models.routers import router_metrics
 from layermem.models.static_router import StaticRouter
 from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
+
+# How the groups of LIMe's routers are named, beside which a pair has others.
+_ROUTER = StaticRouter.__name__
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -63,7 +66,7 @@ def _products(model: Any) -> Iterator[tuple[Tensor, int]]:
     """Yield the weight of each module, and how many products a token has with it."""
     config = model.config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None)
-    for module in model.modules():
+    for module in _of_text(model, config):
         if isinstance(module, (nn.Linear, Conv1D)):
             yield module.weight, module.weight.numel()
         elif isinstance(module, StaticRouter):
@@ -74,6 +77,15 @@ def _products(model: Any) -> Iterator[tuple[Tensor, int]]:
             # Weights of all experts of a layer are one parameter, [experts, out, in].
             stacked = (p for p in module.parameters(recurse=False) if p.dim() == 3)
             yield from ((weight, weight[0].numel() * chosen) for weight in stacked)
+
+
+def _of_text(module: nn.Module, config: Any) -> Iterator[nn.Module]:
+    """Yield the modules of a model, without towers of images and sounds, which no text enters."""
+    yield module
+    for child in module.children():
+        of_child = child.config if isinstance(child, PreTrainedModel) else config
+        if of_child is config or of_child.get_text_config() is config:
+            yield from _of_text(child, config)
 
 
 def _head_width(config: Any) -> int:
@@ -153,7 +165,8 @@ def training_row(
         "flops": round(step * cost.tokens * cost.flops_per_token),
         "tokens_per_second": tokens_per_second,
     }
-    row["router_lr"] = overridden[0] if overridden else row["lr"]
+    of_routers = (rate for name, rate in learning_rates.items() if name.startswith(_ROUTER))
+    row["router_lr"] = next(of_routers, overridden[0] if overridden else row["lr"])
     if cost.peak_flops:
         row["model_flops_use"] = tokens_per_second * cost.flops_per_token / cost.peak_flops
     return row

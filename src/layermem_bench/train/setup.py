@@ -170,6 +170,13 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
             f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {readers} "
             "processes)"
         )
+    if run.regularizer.penalty and micro < min(compute.micro_batch, optim.batch_size):
+        raise ValueError(
+            f"regularizer.penalty={run.regularizer.penalty} is a covariance over the sequences "
+            f"that a process computes at once: of {readers} processes each computes {micro}, and "
+            f"compute.micro_batch={compute.micro_batch} names another penalty: set "
+            f"compute.micro_batch={micro}, also in the runs that this one is compared with"
+        )
     in_bfloat16 = uses_bfloat16(compute.precision)
     if in_bfloat16 and not torch.cuda.is_available() and not multiplies_bfloat16():
         logger.warning(

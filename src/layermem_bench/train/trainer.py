@@ -122,10 +122,28 @@ class Trainer(transformers.Trainer):
                 _TrainerEvents(self),
             ],
         )
+        self._check_label_counts()
         self.remove_callback(PrinterCallback)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(folder.path / "tensorboard")
+
+    def _check_label_counts(self) -> None:
+        """Raise where micro-batches of unequal numbers of labels would weigh the same.
+
+        Classes that do not take the number of a step's labels return the mean over a micro-batch's.
+        """
+        micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
+        uneven = self.run.task.name is not None or self.run.data.isolate_documents
+        if self.model_accepts_loss_kwargs or micro_batches == 1 or not uneven:
+            return
+        if self.learning.step_loss is None:
+            raise ValueError(
+                f"{type(self.model).__name__} returns the mean loss of a micro-batch's labels, and "
+                f"a step has {micro_batches} micro-batches, whose numbers of labels differ: set "
+                f"compute.micro_batch to optim.batch_size ({self.run.optim.batch_size}) in one "
+                "process, or name another model"
+            )
 
     def train_from(self, checkpoint: Path | None) -> bool:
         """Train from a checkpoint, whose later rows of metrics are dropped, or from the beginning;
