@@ -351,6 +351,7 @@ def scheme(*, attached: bool) -> str:
 _FAMILY = "study-tiny-lm"
 _SUMS = "study-tiny-aet-4"
 _NARROW, _WIDE = "code-8x32-400", "code-8x64-400"
+_LENGTHS = "arena-lengths"
 PICTURES: Mapping[str, Callable[[], str]] = {
     "answers.svg": answers,
     "mechanism.svg": partial(scheme, attached=False),
@@ -374,6 +375,14 @@ PICTURES: Mapping[str, Callable[[], str]] = {
         (
             Part(record="arena-400", board=_NARROW, condition="tokens", said="width 32"),
             Part(record="arena-400", board=_WIDE, condition="tokens", said="width 64"),
+        ),
+    ),
+    "results/arena_lengths.svg": partial(
+        forest,
+        "Differences in validation loss after two lengths, with 95% intervals",
+        (
+            Part(record=_LENGTHS, board="code-8x64-400", condition="tokens", said="400 steps"),
+            Part(record=_LENGTHS, board="code-8x64-1600", condition="tokens", said="1,600 steps"),
         ),
     ),
     "results/arithmetic.svg": partial(
