@@ -282,6 +282,22 @@ def test_layers_that_run_several_times_are_refused():
         next(capture(model, batches()))
 
 
+def test_forwards_of_the_caller_are_not_captured():
+    """OPT's model with a head does not call its base model."""
+    config = transformers.OPTConfig(
+        vocab_size=61, hidden_size=32, ffn_dim=40, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = transformers.OPTForCausalLM(config).eval()
+    ids = torch.randint(61, (2, 7), generator=torch.Generator().manual_seed(0))
+    found = []
+    for batch in capture(model, [ids, ids + 0]):
+        found.append([layer.copy() for layer in batch.hidden])
+        for _ in range(2):
+            model(torch.zeros_like(ids))
+    for first, second in zip(*found, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
 FALCON = {
     **{k: v for k, v in TINY.items() if k not in ("intermediate_size", "num_key_value_heads")},
     "alibi": False,

@@ -176,6 +176,18 @@ def test_a_file_is_split_by_itself_as_it_is_not_among_others(before, now, tmp_pa
     with pytest.raises(ValueError, match=r"where .* was split otherwise.* a --validation of other"):
         check_earlier_stages(after(data(now), start))
     check_earlier_stages(after(data(before), start))
+    # Of several sources too.
+    both = Data(
+        source=str(tmp_path / "books/b.txt"),
+        mixture=(f"{tmp_path / 'more'}=0.5",),
+        validation_share=0.1,
+    )
+    (tmp_path / "more").mkdir()
+    for name in ("x.txt", "y.txt"):
+        (tmp_path / "more" / name).write_text(f"the text {name}")
+    start = saved(tmp_path / "other", replace(TEXT, data=both))
+    check_earlier_stages(after(replace(TEXT, data=both), start))
+    check_earlier_stages(after(data("books/b.txt"), start))
 
 
 def test_records_of_finetuned_hosts(tmp_path):

@@ -93,6 +93,10 @@ def test_a_column_that_is_named_twice_is_refused(comma, tmp_path):
     path.write_text(comma.join(["text", "label", "text"]) + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match="line 1 names the column text more than once"):
         next(file_records(path))
+    # Spreadsheets end rows in commas.
+    rows = [["text", "label", "", ""], ["a", "0", "", ""]]
+    path.write_text("\n".join(comma.join(row) for row in rows), encoding="utf-8")
+    assert next(file_records(path)).text("text") == "a"
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv"])

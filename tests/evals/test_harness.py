@@ -61,6 +61,20 @@ def adding(template):
     return tokenizer
 
 
+def test_a_prefix_of_several_tokens_is_kept(tmp_path):
+    """GLM-4 has no BOS, and puts two tokens before a text."""
+    from layermem_bench.evals import harness
+
+    tokenizer = adding("<s> </s> $A")
+    tokenizer.bos_token = None
+    config = transformers.LlamaConfig(**TINY | {"vocab_size": 300})
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (checkpoint,) = open_checkpoints([str(tmp_path)])
+    model = harness.CountingModel(load_model(checkpoint), checkpoint, EvalOptions())
+    assert model.tok_encode("ab") == tokenizer("ab")["input_ids"] and len(model.begins_with) == 2
+
+
 @pytest.mark.parametrize("template", ["$A", "$A </s>", "<s> $A", "<s> $A </s>"])
 @pytest.mark.parametrize("trained", [False, True], ids=["not ours", "a run on text"])
 def test_of_added_tokens_a_prompt_has_a_bos_that_was_learnt(template, trained, tmp_path):

@@ -208,6 +208,7 @@ def test_places_that_are_refused(tmp_path):
     (tmp_path / "qnli_valid.jsonl").unlink()
     with pytest.raises(ValueError, match="other both have records of qnli, split validation: put"):
         find_records([str(tmp_path), str(other)], qnli)
+    assert find_records([str(other), f"{other}/"], qnli)
     (tmp_path / "x.txt").write_text("a,b", encoding="utf-8")
     with pytest.raises(ValueError, match="x.txt must be one of"):
         find_records([f"qnli={tmp_path / 'x.txt'}"], qnli) and read("qnli", tmp_path / "x.txt")

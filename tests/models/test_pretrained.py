@@ -478,6 +478,8 @@ def test_from_llama_takes_no_router_that_would_read_other_layers(llama, ids, tmp
     others = [[], [0], [0, 1], [0, 1]]
     with pytest.raises(ValueError, match=r"reads the layers \[0, 2, 3\] in .* fields \[0, 1, 3\]"):
         LimeForCausalLM.from_llama(llama, router_sources=others)
+    bare = layermem.LimeModel.from_llama(llama, router="first", router_window=1)
+    torch.testing.assert_close(bare(ids)[0], llama.model(ids)[0])
     llama.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has layer memory attached, .* pass the model"):
         LimeForCausalLM.from_llama(tmp_path, router="first", router_window=1)

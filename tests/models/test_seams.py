@@ -286,17 +286,21 @@ class Scaled(Variant):
         return Scale()
 
 
-class Initialised(Scaled):
+class Named(Scaled):
     overrides = (ParameterOverride(module=Scale),)
 
 
-def test_a_module_that_nobody_would_initialise_is_refused():
-    model, config = declare("initialised", Initialised)
-    gains = [p for name, p in model(config(**TINY)).named_parameters() if "gain" in name]
+@pytest.mark.parametrize("of", [Named, Scaled], ids=["named", "not named"])
+def test_a_module_draws_its_weights_whether_overrides_name_it_or_not(of):
+    model, config = declare("scaled", of)
+    torch.manual_seed(0)
+    built = model(config(**TINY))
+    gains = [p for name, p in built.named_parameters() if "gain" in name]
     assert len(gains) == 4 and all(gain == 1 for gain in gains)
-    model, config = declare("scaled", Scaled)
-    with pytest.raises(TypeError, match=r"Scaled has the module Scale, .* name it in overrides"):
-        model(config(**TINY))
+    torch.manual_seed(0)
+    plain = registry.lookup("plain")
+    expected = plain.causal_lm(plain.config(**TINY)).state_dict()
+    assert all(torch.equal(expected[n], p) for n, p in built.named_parameters() if "gain" not in n)
 
 
 def by_hand(name, model, ids):

@@ -335,6 +335,37 @@ def test_a_backward_leaves_nothing():
     assert count() < nothing + x.nbytes
 
 
+@pytest.mark.parametrize("without", [0, 2, 4, 5])
+@pytest.mark.parametrize("frozen", [False, True], ids=["routers learn", "frozen routers"])
+def test_a_layer_that_runs_without_gradients_among_others(frozen, without):
+    """The gradients of layers before it go by its token."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    routers = [draw(HEADS, HEADS * (i + 1)).requires_grad_(not frozen) for i in range(6)]
+    slots = [draw(2, 1, HEADS, 3, 4).requires_grad_() for _ in range(6)]
+    leaves = [*slots, *([] if frozen else routers)]
+
+    def gradients(buffer):
+        total, kept = 0, []
+        for i, (slot, router) in enumerate(zip(slots, routers, strict=True)):
+            with torch.set_grad_enabled(i != without):
+                kept.append(buffer.append(*slot) if buffer is not None else tuple(slot * 1))
+                key, value = (
+                    room.naive.route(kept, router) if buffer is None else buffer.route(router)
+                )
+            total = total + (i + 1) * (key.sin().sum() + value.cos().sum())
+        return torch.autograd.grad(total, leaves, allow_unused=True)
+
+    for got, expected in zip(gradients(GroupBuffer(routers, 2)), gradients(None), strict=True):
+        if expected is None:
+            assert got is None or not got.any()
+        else:
+            torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("depth", [2, 12])
 def test_a_layer_has_as_many_edges_in_a_deep_model(depth):
     """Each of them, and each tensor that a route is given, takes time in every layer."""

@@ -185,6 +185,12 @@ def test_a_teacher_that_reads_across_documents_is_refused(tmp_path, teacher, pla
     apart = replace(run, data=replace(run.data, isolate_documents=True))
     with pytest.raises(ValueError, match="OPTForCausalLM, the teacher, does not keep the"):
         train(apart, tmp_path / "apart")
+    # Weights of a trained teacher are larger than new ones, and so is what bfloat16 rounds.
+    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96}
+    config = LlamaConfig.from_pretrained(teacher, initializer_range=0.2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(path)
+    half = replace(apart.compute, precision="bfloat16")
+    train(replace(apart, compute=half), tmp_path / "half")
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,14 @@ def test_towers_that_no_text_enters_are_not_counted():
     assert forward_flops(model, 8) - expected == 2 * projector
 
 
+def test_an_encoder_and_a_decoder_are_no_towers():
+    sizes = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "d_kv": 8}
+    config = transformers.T5Config(vocab_size=61, num_labels=2, **sizes)
+    model = transformers.T5ForSequenceClassification(config)
+    linear = (m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    assert forward_flops(model, 8) >= 2 * sum(linear)
+
+
 @pytest.mark.parametrize("variant", ["lime", "lime+hyper_connections", "lime+denseformer"])
 def test_the_rate_of_routers_is_theirs_beside_those_of_other_parts(variant):
     model = layermem.build(variant, **TINY)

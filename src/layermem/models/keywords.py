@@ -210,7 +210,12 @@ def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> Non
     """
     if attention_mask is None or isinstance(cache, PagedAttentionCache):
         return
-    if attention_mask.dtype != torch.bool and not hides_values(attention_mask):
+    hidden = (
+        hides_values(attention_mask)
+        or attention_mask.is_meta
+        or torch._C._are_functorch_transforms_active()
+    )
+    if attention_mask.dtype != torch.bool and not hidden:
         _check_kind(attention_mask)
     if attention_mask.ndim != 2:
         return
@@ -238,7 +243,8 @@ def _check_kind(attention_mask: Tensor) -> None:
                 "scores: give 1 for each token that is seen, 0 for padding"
             )
         return
-    hides_nothing = bool((attention_mask >= 0).all()) and bool((attention_mask > 0).any())
+    # Looked at once, as a GPU is waited for.
+    hides_nothing = bool((attention_mask >= 0).all() & (attention_mask > 0).any())
     if hides_nothing or not attention_mask.is_floating_point():
         raise ValueError(
             f"an attention_mask of {attention_mask.ndim} dimensions is added to scores, and this "

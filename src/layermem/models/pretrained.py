@@ -30,7 +30,7 @@ from layermem.models.seams import Variant
 from layermem.models.static_router import StaticRouter
 from layermem.models.tensor_parallel import share_layers
 
-# Whose modules transformers initialises; of any other it would keep what memory holds.
+# Whose modules transformers initialises; those of others would keep what memory holds.
 _INITIALISED = ("torch", "transformers")
 # Fields of a LLaMA's config about its file or class, which a config of ours does not take over.
 _FILE_FIELDS = (
@@ -61,8 +61,13 @@ class PreTrainedDecoder(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, AbsentLinear):
             module.draw(self.config.initializer_range)
-        elif not self.variant.init_weights(module):
-            _check_initialised(self.variant, module)
+        elif self.variant.init_weights(module):
+            return
+        elif _draws_for_itself(module):
+            # Of a plugin, whose ``overrides`` do not name it. What others draw stays the same.
+            with torch.random.fork_rng(devices=[]):
+                cast("Any", module).reset_parameters()
+        else:
             super()._init_weights(module)
 
     @classmethod
@@ -196,24 +201,20 @@ class PreTrainedDecoder(PreTrainedModel):
         return model
 
 
-def _check_initialised(variant: type[Variant[Any]], module: nn.Module) -> None:
-    """Raise if a module draws weights of its own that nobody would ask it to draw."""
-    resets = (cls for cls in type(module).__mro__ if "reset_parameters" in vars(cls))
+def _draws_for_itself(module: nn.Module) -> bool:
+    """Return whether a module has weights and a ``reset_parameters`` that are not a library's."""
     if next(module.parameters(recurse=False), None) is None:
-        return
-    if (cls := next(resets, None)) and cls.__module__.split(".")[0] not in _INITIALISED:
-        raise TypeError(
-            f"{variant.__name__} has the module {type(module).__name__}, whose reset_parameters "
-            "would not be called, so that its weights would be whatever memory held: name it in "
-            f"overrides, ParameterOverride(module={type(module).__name__})"
-        )
+        return False
+    resets = (cls for cls in type(module).__mro__ if "reset_parameters" in vars(cls))
+    cls = next(resets, None)
+    return cls is not None and cls.__module__.split(".")[0] not in _INITIALISED
 
 
 def _check_same_reads(source: PreTrainedModel, model: PreTrainedModel) -> None:
     """Raise if routers that are taken over would read other layers than in the source."""
-    for path, router in source.named_modules():
+    for path, router in source.base_model.named_modules():
         if isinstance(router, StaticRouter):
-            ours = model.get_submodule(path)
+            ours = model.base_model.get_submodule(path)
             if (router.sources, router.grain) != (ours.sources, ours.grain):
                 raise ValueError(
                     f"{path} reads the layers {list(router.sources)} in {type(source).__name__}, "

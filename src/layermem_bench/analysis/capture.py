@@ -43,6 +43,31 @@ class CapturedBatch:
     """The values that each layer's attention reads [B, T, G * E]; without routing, its own."""
 
 
+class _Activations(dict[tuple[str, int], Array]):
+    """What layers compute in one forward, which is the block that enters it; of others nothing."""
+
+    is_open = False
+
+    def __enter__(self) -> None:
+        self.clear()
+        self.is_open = True
+
+    def __exit__(self, *_: Any) -> None:
+        self.is_open = False
+
+    def keep(self, place: tuple[str, int], tensor: Tensor) -> None:
+        """Keep what a layer computes; raise if this forward has run it before."""
+        if not self.is_open:
+            return
+        if place in self:
+            raise ValueError(
+                f"layer {place[1]} runs several times in a forward, of which the last alone would "
+                "be captured: give a decoder whose layers run once"
+            )
+        # A copy even where it is float32 on the CPU already: models change tensors in place later.
+        self[place] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
+
+
 def capture(
     model: PreTrainedModel,
     batches: Iterable[Tensor | Mapping[str, Tensor]],
@@ -63,7 +88,7 @@ def capture(
             f"tp_size={degree}: each process has the values of some heads only; load the "
             'model without a tp_plan, or capture kinds=("hidden",)'
         )
-    activations: dict[tuple[str, int], Array] = {}
+    activations = _Activations()
     was_training = model.training
     model.eval()
     with ExitStack() as hooks:
@@ -71,15 +96,12 @@ def capture(
             for handle in _register_hooks(layer, i, model.config, kinds, activations):
                 hooks.callback(handle.remove)
         hooks.callback(model.train, was_training)
-        # Also where the caller runs the model between two batches.
-        begins = model.base_model.register_forward_pre_hook(lambda *_: activations.clear())
-        hooks.callback(begins.remove)
         device = next(model.parameters()).device
         for batch in batches:
             inputs = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
             inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
             # The base model alone: the head's logits are large and no layer depends on them.
-            with torch.inference_mode():
+            with torch.inference_mode(), activations:
                 model.base_model(**inputs, use_cache=False)
             ids, mask = inputs["input_ids"], inputs.get("attention_mask")
             mask = torch.ones_like(ids) if mask is None else mask
@@ -117,12 +139,12 @@ def _register_hooks(
     index: int,
     config: Any,
     kinds: Sequence[Kind],
-    activations: dict[tuple[str, int], Array],
+    activations: _Activations,
 ) -> Iterator[Any]:
     """Register the hooks that copy a layer's activations; yield their handles."""
 
     def keep(kind: Kind, tensor: Tensor) -> None:
-        _keep_once(activations, (kind, index), tensor)
+        activations.keep((kind, index), tensor)
 
     def keep_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
@@ -149,19 +171,6 @@ def _register_hooks(
         yield active_memories(layer)[0].register_forward_hook(keep_values)
     else:
         yield from _hook_values(layer, index, config, kinds, keep)
-
-
-def _keep_once(
-    activations: dict[tuple[str, int], Array], place: tuple[str, int], tensor: Tensor
-) -> None:
-    """Keep what a layer computes; raise if this forward has run it before."""
-    if place in activations:
-        raise ValueError(
-            f"layer {place[1]} runs several times in a forward, of which the last alone would be "
-            "captured: give a decoder whose layers run once"
-        )
-    # A copy even where it is float32 on the CPU already: models change tensors in place later.
-    activations[place] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
 
 
 def _hook_values(

@@ -176,7 +176,11 @@ def _text_of(run: Run | None, location: Path | str) -> Data | None:
     model under another path, as a checkpoint or a copy, which has no run."""
     if run is not None:
         return run.data if run.task.name is None and run.records.source is None else None
-    stages = read_lineage(location).stages
+    try:
+        stages = read_lineage(location).stages
+    except ValueError as error:
+        logger.warning("how %s was trained is not known: %s", location, error)
+        return None
     return stages[-1].data if stages else None
 
 

@@ -187,10 +187,13 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
 
 def _is_split_otherwise(ours: Data, theirs: Data, stage: Stage, source: str) -> bool:
     """Return whether a stage held out other parts of a file of plain text than would be now."""
-    text = None if source == "stdlib" else open_path(Path(source).expanduser(), ours.text_field)
+    # Under its own name it was split as it would be now.
+    if source in ("stdlib", *_sources(theirs)) or not stage.content:
+        return False
+    text = open_path(Path(source).expanduser(), ours.text_field)
     if text is None or all(document_unit(path) != "file" for path in text.paths):
         return False
-    was_alone = len(stage.content) == len(_sources(theirs))
+    was_alone = len(stage.content) == len(_sources(theirs)) == 1
     return text.single_document != was_alone
 
 

@@ -174,7 +174,7 @@ def _table_rows(path: Path, kind: str) -> Iterator[Record]:
     for cells, where in _comma_separated(path) if kind == ".csv" else _tab_separated(path):
         if not header:
             header = cells
-            if twice := sorted({name for name in header if header.count(name) > 1}):
+            if twice := sorted({name for name in header if name and header.count(name) > 1}):
                 raise ValueError(
                     f"{where} names the column {', '.join(twice)} more than once: which of them "
                     "is read would be chance; give each a name of its own"

@@ -3,8 +3,8 @@
 Beside lm-eval's scores of the items it counts what would pass unnoticed: prompts that are cut
 because they are longer than the model reads, or longer than any text that it was trained on,
 unknown tokens, and choices that are equally probable. Of the tokens that a tokenizer adds to a text
-a prompt has BOS alone, and that where the model has learnt it: an end token would stand before the
-answer.
+a prompt has those before it alone, and these where the model has learnt them: an end token would
+stand before the answer.
 """
 
 import contextlib
@@ -46,10 +46,11 @@ class CountingModel(HFLM):
                 # What stands before the answer to an empty prompt.
                 prefix_token_id=checkpoint.predecessor,
             )
-        bos, added = tokenizer.bos_token_id, tokenizer("a")["input_ids"]
-        # Runs on text have it nowhere in their blocks.
-        has_bos = text is None and bos is not None and added[:1] == [bos]
-        self.begins_with = [bos] if has_bos else []
+        # What the tokenizer puts before a text; runs on text have it nowhere in their blocks.
+        first = tokenizer.encode("a", add_special_tokens=False)[:1]
+        added = list(tokenizer("a")["input_ids"])
+        is_found = text is None and first and first[0] in added
+        self.begins_with = added[: added.index(*first)] if is_found else []
         self.trained_length = text.block_size if text else None
         if options.max_length is not None:
             if options.max_length > self.max_length:
@@ -70,7 +71,7 @@ class CountingModel(HFLM):
         **kwargs: Any,
     ) -> list[int]:
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
-        if add_special_tokens is not False and ids[:1] != self.begins_with:
+        if add_special_tokens is not False and ids[: len(self.begins_with)] != self.begins_with:
             ids = [*self.begins_with, *ids]
         return ids[-left_truncate_len:] if left_truncate_len else ids
 

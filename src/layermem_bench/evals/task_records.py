@@ -74,7 +74,9 @@ def _read_places(
         if not equals:
             if not path.is_dir():
                 raise ValueError(f"{path} is a file: say of which task, as in TASK={path}")
-            folders += [folder for folder in (path, path / "bigbench") if folder.is_dir()]
+            for folder in (path, path / "bigbench"):
+                if folder.is_dir() and folder.resolve() not in map(Path.resolve, folders):
+                    folders.append(folder)
             continue
         task_name, colon, split = name.partition(":")
         task = find_task(task_name)

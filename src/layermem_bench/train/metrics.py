@@ -84,7 +84,8 @@ def _of_text(module: nn.Module, config: Any) -> Iterator[nn.Module]:
     yield module
     for child in module.children():
         of_child = child.config if isinstance(child, PreTrainedModel) else config
-        if of_child is config or of_child.get_text_config() is config:
+        # Encoders and decoders have a copy of it each.
+        if type(of_child) is type(config) or of_child.get_text_config() is config:
             yield from _of_text(child, config)
 
 

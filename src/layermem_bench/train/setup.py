@@ -170,7 +170,9 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
             f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {readers} "
             "processes)"
         )
-    if run.regularizer.penalty and micro < min(compute.micro_batch, optim.batch_size):
+    fewer = micro < min(compute.micro_batch, optim.batch_size)
+    # A run that goes on is compared with what it began with.
+    if run.regularizer.penalty and fewer and not folder.complete_checkpoints():
         raise ValueError(
             f"regularizer.penalty={run.regularizer.penalty} is a covariance over the sequences "
             f"that a process computes at once: of {readers} processes each computes {micro}, and "

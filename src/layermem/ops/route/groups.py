@@ -109,6 +109,8 @@ class GroupBuffer(SlotBuffer):
     def __init__(self, routers: Routers, group_size: int, sources: Sources | None = None) -> None:
         super().__init__(routers, sources)
         self._group_size = group_size
+        # Of the forward: single layers may run without gradients, the first one too.
+        self._has_gradients = torch.is_grad_enabled()
 
     def _begin(self, key: Tensor, value: Tensor) -> None:
         if min(key.element_size(), value.element_size()) == 2:
@@ -116,7 +118,7 @@ class GroupBuffer(SlotBuffer):
         heads, columns = self._heads, key.numel() // self._heads
         # Two allocations: autograd saves the routed values, and routed keys only after rope.
         self._matrices = [x.new_empty(len(self._routers) * heads, columns) for x in (key, value)]
-        self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
+        self._tape = _Tape(key.shape) if self._has_gradients else None
         self._token = key.new_empty(0)
         keys, values = (view_slots(matrix, key.shape) for matrix in self._matrices)
         self._kept = list(zip(keys, values, strict=True))
@@ -127,7 +129,9 @@ class GroupBuffer(SlotBuffer):
         if self._tape is None:
             return self._place(layer, key, value)
         slot: Slot = _Append.apply(partial(self._place, layer), key, value)
-        self._token = _Link.apply(self._tape, self._group, layer, self._token, *slot)
+        # Also where this layer runs without gradients: those of others go by its token.
+        with torch.enable_grad():
+            self._token = _Link.apply(self._tape, self._group, layer, self._token, *slot)
         return slot
 
     def _place(self, layer: int, key: Tensor, value: Tensor) -> Slot:
@@ -162,9 +166,10 @@ class GroupBuffer(SlotBuffer):
                     start = columns.stop
         if self._tape is not None and routers:
             self._tape.groups.append(group)
-            self._token = _Begin.apply(
-                self._tape, group, self._slots, self._token, *chain(*routers.values())
-            )
+            with torch.enable_grad():
+                self._token = _Begin.apply(
+                    self._tape, group, self._slots, self._token, *chain(*routers.values())
+                )
         self._sum_older(group)
 
     def _sum_older(self, group: _Group) -> None:
