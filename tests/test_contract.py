@@ -9,7 +9,7 @@ import textwrap
 import literal
 import pytest
 import torch
-from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
+from tiny import CASES, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
@@ -193,6 +193,7 @@ def test_every_parameter_gets_a_gradient(case, ids):
         assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_those_of_the_formulas(case, ids):
     """Of a penalty on the gradient of the embeddings: torch.func differentiates the formulas."""
     model = causal_lm(case).double()
@@ -313,13 +314,9 @@ def test_compiled_equals_eager(entry, ids):
         torch.testing.assert_close(parameter.grad, gradients[name], **CLOSE, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case[0] == "lime" else SLOW, id=case[0])
-        for case in CASES
-        if case[2] or case[0] == "lime"
-    ],
+    "case", [pytest.param(case, id=case[0]) for case in CASES if case[2] or case[0] == "lime"]
 )
 def test_a_full_graph_has_no_breaks(case, ids):
     """A variant's further forms; as it comes, it is compiled as one graph above."""

@@ -251,6 +251,7 @@ def test_texts_that_begin_alike_count_once():
         find_occurrences(texts, tokenizer, ["is"], 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(all_tasks()))
 def test_a_run_on_a_task_has_enough_of_its_words(name):
     task, definition = Task(name=name), get_task(name)

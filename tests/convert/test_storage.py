@@ -131,6 +131,7 @@ def test_an_average_is_of_the_lender_and_all_that_borrow_from_it(texts):
         torch.testing.assert_close(getattr(ours[3].self_attn, part).weight, weights[3])
 
 
+@pytest.mark.slow
 @stories.needs_stories
 def test_a_real_model_is_nearest_by_the_fit(tmp_path):
     llama = stories.stories_model()

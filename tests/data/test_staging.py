@@ -162,7 +162,7 @@ from layermem_bench.data.tokenizers import load_tokenizer
 
 def stuck(self, ids):
     self.file.flush()
-    print("there", flush=True)
+    print("there\\n", end="", flush=True)
     time.sleep(600)
 
 def prepare(values):

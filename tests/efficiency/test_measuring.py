@@ -140,6 +140,7 @@ print(read_memory("cpu", "now") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (measuring._can_measure_peak() and platform.libc_ver()[0] == "glibc"),
     reason="this system does not say its peak memory, or has another C library",

@@ -100,6 +100,7 @@ def test_definitions_of_bigbench_differ_by_their_names_alone():
     assert len(of_bigbench) == 7 and all(other == first for other in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_items_of_ours_get_the_prompts_of_lm_eval(name, own_tasks, tmp_path, monkeypatch):
     task, of_splits = TASKS[name], docs(name, count=8)

@@ -17,6 +17,7 @@ def export(model, ids):
     return torch.export.export(model, (), inputs, dynamic_shapes=ANY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_an_exported_decoder_computes_the_same_at_other_sizes(name, tmp_path):
     entry = lookup(name)

@@ -117,6 +117,7 @@ def test_training_is_causal_without_a_mask(model, ids, monkeypatch, reentrant):
     assert calls == [CAUSAL] * N_LAYERS * forwards
 
 
+@pytest.mark.slow
 @COMPILED
 def test_compiled_training_is_causal_without_a_mask(model, ids):
     """With a cache, as models come; without one in the next test."""

@@ -399,6 +399,7 @@ def test_cached_decoding(name, model, ids):
     assert torch.equal(cached, model.generate(ids, **options, use_cache=False))
 
 
+@pytest.mark.slow
 def test_a_full_graph(name, model, ids):
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -169,6 +169,7 @@ def test_more_slots_than_one_launch_takes(device, monkeypatch):
         assert_close(got, expected, torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "pieces"), [(20, 64), (13, 2), (5, 1)], ids=["blocks-1", "blocks-4", "blocks-3"]
 )
@@ -236,6 +237,7 @@ def test_what_comes_out_is_token_major(device):
     assert all(tensor.transpose(1, 2).is_contiguous() for tensor in out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SHAPES[1], pytest.param(LARGE[1], marks=SLOW)], ids=str)
 def test_the_operators_keep_torchs_rules(shape, device):
     """Fake shapes and strides, aliasing, autograd's registration."""

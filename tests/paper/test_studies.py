@@ -182,6 +182,7 @@ def test_a_choice_that_cannot_be_read_hides_no_other_board(tmp_path, begun, capl
     assert states == ["ended"] * 4 + ["not begun"] * 4
 
 
+@pytest.mark.slow
 def test_two_artefacts_at_shrunken_size(tmp_path, trained_here, monkeypatch, capsys):
     """Figures 11 and 5 share their runs: the second trains nothing."""
     small = replace(a_run(tmp_path), preset="tiny-lm", eval_every=2, save_every=0)

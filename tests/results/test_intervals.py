@@ -224,6 +224,7 @@ def test_against_the_best_is_of_all_pairs():
     assert p_values_to("a", two) == {"b": p_value(paired(values["a"], values["b"]))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deviations", [(1,) * 7, (1, 1, 1, 1, 1, 1, 10), (1, 2, 3, 4, 6, 8, 10)])
 def test_the_best_of_equal_arms_is_seldom_better(deviations):
     """7 arms that do not differ, 5 seeds that they share: 1 table in 20 may say that two do.

@@ -229,6 +229,7 @@ def of_all_splits(drawn_by_split):
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operands", [3, 5])
 @pytest.mark.parametrize(
     "rules",
@@ -312,6 +313,7 @@ def test_the_overlap_where_texts_decide_is_counted():
             overlap(*nothing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operands", "count"), [(4, 1000), (5, 1000)])
 def test_the_draws_and_the_splits_are_alike(operands, count):
     before = describe(drawn(operands, count, held_out="expression"))

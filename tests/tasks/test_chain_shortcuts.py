@@ -49,6 +49,7 @@ SOLVED_VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "ask", "names"),
     [

@@ -79,6 +79,7 @@ def test_records_are_like_the_originals(described):
     assert found["names and concepts"] == [17, 38]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "steps", "statements"),
     [

@@ -52,6 +52,7 @@ def waiting(monkeypatch):
     monkeypatch.setattr("layermem_bench.train.background.any_process", lambda busy, args: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"model": {"tie_word_embeddings": True}}, "penalty"])
 def test_the_files_are_those_of_a_checkpoint_that_is_waited_for(
     change, place, tmp_path, monkeypatch

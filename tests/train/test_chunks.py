@@ -36,6 +36,7 @@ def watched(run, out):
     return curve(folder), largest.elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_curve_is_the_same_and_no_logits_are_held(tied, tmp_path):
     changes = {**UNEVEN, "save_every": 0, "model": {"tie_word_embeddings": tied}}
