@@ -4,6 +4,8 @@ import itertools
 import json
 import re
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
 from layermem_bench import cli
 from layermem_bench.cli.train_host import TrainHost, to_run
-from layermem_bench.config.run import Data, Host, Run, run_from_dict
+from layermem_bench.config.run import Data, Host, Run, Task, run_from_dict
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
@@ -26,6 +28,7 @@ from layermem_bench.train.host_models import load_host
 from layermem_bench.train.learning.text import TextLearning
 from layermem_bench.train.run_config import load_run, recorded_run
 from layermem_bench.train.sequences import order_of
+from layermem_bench.train.trainer import Trainer
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
 
@@ -380,3 +383,23 @@ def test_fields_without_effect_on_a_host_are_refused(changes):
 def test_what_is_trained_is_part_of_the_run():
     run = to_run(TrainHost(host="x", text="stdlib"))
     assert run.id != to_run(TrainHost(host="x", text="stdlib", train="all")).id
+
+
+@pytest.mark.parametrize(
+    ("takes_counts", "micro_batches", "task", "refused"),
+    [(False, 2, "mqar", True), (True, 2, "mqar", False), (False, 1, "mqar", False)]
+    + [(False, 2, None, False)],
+)
+def test_micro_batches_of_unequal_labels_need_their_number(
+    takes_counts, micro_batches, task, refused
+):
+    """As of Gemma 3n, whose loss is the mean over a micro-batch."""
+    trainer = SimpleNamespace(
+        run=Run(task=Task(name=task)),
+        args=SimpleNamespace(gradient_accumulation_steps=micro_batches, world_size=1),
+        model=object(),
+        model_accepts_loss_kwargs=takes_counts,
+        learning=SimpleNamespace(step_loss=None),
+    )
+    with pytest.raises(ValueError, match="2 micro-batches") if refused else nullcontext():
+        Trainer._check_label_counts(trainer)
