@@ -49,6 +49,8 @@ def test_numbers_by_hand(facts):
     assert facts["lime"].depth_bytes == 2048 * 2 + slot * 15 // 16
     # Four streams and their mean.
     assert facts["hyper_connections"].depth_bytes == 5 * 2048 * 2
+    # The last output and two new sources, each of these with its inverse root mean square.
+    assert facts["attention_residuals"].depth_bytes == (3 * 2048 + 2) * 2
     assert facts["lime"].seams == ("memory",)
 
 

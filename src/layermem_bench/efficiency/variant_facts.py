@@ -116,14 +116,27 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
 def _count_handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> int:
     """Return how many numbers a layer hands on for a token, on average.
 
-    They are seen in a model whose heads have width 2, and are proportional to that width.
+    They are seen in models whose heads have width 2 and 4: some grow with it, and others, as
+    scores, do not.
     """
-    import torch
-
     heads = sizes["num_attention_heads"]
     width = sizes["hidden_size"] // heads
-    narrow = {"hidden_size": 2 * heads, "intermediate_size": 8, "vocab_size": 8}
-    model = entry.decoder(entry.config(**{**sizes, **narrow})).eval()
+    two, four = (
+        _handed_on(
+            entry,
+            {**sizes, "hidden_size": narrow * heads, "intermediate_size": 8, "vocab_size": 8},
+        )
+        for narrow in (2, 4)
+    )
+    total = two + (four - two) * (width - 2) / 2
+    return round(total / _TOKENS / sizes["num_hidden_layers"])
+
+
+def _handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> int:
+    """Return how many numbers the layers of a model hand on for all tokens."""
+    import torch
+
+    model = entry.decoder(entry.config(**sizes)).eval()
     counts: list[int] = []
 
     def count(layer: Any, inputs: Any, outputs: Sequence[torch.Tensor]) -> None:
@@ -136,4 +149,4 @@ def _count_handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> in
         memory.register_forward_pre_hook(lambda *_: None)
     with torch.no_grad():
         model(torch.zeros(1, _TOKENS, dtype=torch.long), use_cache=False)
-    return round(sum(counts) / _TOKENS * width / 2 / len(model.layers))
+    return sum(counts)
