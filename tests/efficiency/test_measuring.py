@@ -56,6 +56,51 @@ def test_a_step_is_computed_as_its_shape_says():
         Shape(batch=1, tokens=4, mode="compile")
 
 
+@pytest.mark.parametrize(("micro_batches", "seconds"), [(1, 4.0), (2, 6.0), (5, 12.0)])
+def test_a_step_has_the_time_of_its_micro_batches_and_of_one_update(
+    micro_batches, seconds, monkeypatch
+):
+    """The first micro-batch takes 3 seconds, each that adds to its gradients 2, the update 1."""
+    now, parts = [0.0], []
+    monkeypatch.setattr(measuring, "read_clock", lambda device: now[0])
+
+    def compute():
+        now[0] += 2.0 if parts and parts[-1] == "compute" else 3.0
+        parts.append("compute")
+
+    def update():
+        now[0] += 1.0
+        parts.append("update")
+
+    step = measuring.TrainingStep(compute=compute, update=update, micro_batches=micro_batches)
+    assert time_interleaved({"a": step}, 3, "cpu") == {"a": [seconds] * 3}
+    parts.clear()
+    # Gradients are there while the second micro-batch is computed, as with more.
+    step()
+    assert parts == ["compute"] * min(micro_batches, 2) + ["update"]
+
+
+def test_a_step_adds_up_gradients_and_has_as_many_logits_as_its_shape_says(monkeypatch):
+    model, chunks, grads = measuring.build("plain", **TINY), [], []
+    chunked = type(model)._chunked_loss
+
+    def watched(self, outputs, labels, chunk, **kwargs):
+        chunks.append(chunk)
+        return chunked(self, outputs, labels, chunk, **kwargs)
+
+    monkeypatch.setattr(type(model), "_chunked_loss", watched)
+    weight = model.model.norm.weight
+    for chunk in (0, 4):
+        step = measuring.step_of(model, Shape(batch=1, tokens=8, micro_batches=3, loss_chunk=chunk))
+        for _ in range(2):
+            step.compute()
+            grads.append(weight.grad.clone())
+        torch.testing.assert_close(grads[-1], 2 * grads[-2])
+        step.update()
+        assert weight.grad is None
+        assert chunks == [chunk] * 2 * (chunk > 0)
+
+
 @pytest.mark.slow
 def test_each_of_many_variants_is_compiled(monkeypatch):
     # torch.compile keeps eight versions of one code, and would run the ninth model uncompiled.

@@ -10,10 +10,26 @@ from layermem_bench.study import steps
 from layermem_bench.study.steps import base_of_step, measured_memory, measured_steps, shape_of
 
 BASE = Run(preset="made-up", max_steps=40, model=SIZES)
+# Of versions that timed one micro-batch, with all logits.
+OF_BASE = "52082805d844"
 
 
 def arms(*names, base=BASE):
     return {name: replace(base, variant=name) for name in names}
+
+
+def test_a_step_has_all_micro_batches_and_the_chunks_of_the_run():
+    few = replace(BASE, compute=Compute(micro_batch=4))
+    shape = shape_of(few)
+    assert (shape.batch, shape.micro_batches) == (4, BASE.optim.batch_size // 4)
+    assert shape_of(BASE).micro_batches == 1 and shape_of(BASE).loss_chunk == 0
+    chunked = replace(BASE, compute=Compute(loss_chunk=16))
+    assert shape_of(chunked).loss_chunk == 16
+    # As earlier versions have it, which measured no others.
+    assert base_of_step(BASE) == OF_BASE
+    assert len({base_of_step(run) for run in (BASE, few, chunked)}) == 3
+    hidden = replace(BASE, model=replace(SIZES, vocab_size=1_000_000))
+    assert 0 < shape_of(hidden).loss_chunk < 1000
 
 
 def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ if __name__ == "__main__":
     ShardedTrainer.training_step = count_versions
     folder = Path(sys.argv[1])
     compute = {"compile": True, "shard": True}
-    run = a_run(folder, max_steps=4, eval_every=4, model={"num_hidden_layers": 16}, compute=compute)
+    run = a_run(folder, max_steps=3, eval_every=3, model={"num_hidden_layers": 10}, compute=compute)
     train(run, folder / "compiled")
     if distributed.get_rank() == 0:
         (folder / "seen.json").write_text(json.dumps(SEEN), encoding="utf-8")

@@ -190,10 +190,10 @@ def test_a_sharded_run_of_many_layers_is_compiled_in_its_first_step_and_whole(tm
     """Layers are one code, each with another number of slots; dynamo keeps eight versions."""
     launch_script(Path(__file__).parent / "compiled_shards.py", tmp_path, 2)
     seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
-    assert seen[0]["graphs"] >= 16
+    assert seen[0]["graphs"] >= 10
     # After the first step nothing is compiled anew, and no graph breaks that did not.
-    assert seen[1] == seen[2] == seen[3]
-    run = a_run(tmp_path, max_steps=4, eval_every=4, model={"num_hidden_layers": 16})
+    assert seen[1] == seen[2]
+    run = a_run(tmp_path, max_steps=3, eval_every=3, model={"num_hidden_layers": 10})
     alone, compiled = curve(train(run, tmp_path / "alone")), curve(RunFolder(tmp_path / "compiled"))
     for ours, theirs in zip(compiled, alone, strict=True):
         for key in ours:

@@ -8,12 +8,12 @@ import yaml
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
 from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.train import setup
 from layermem_bench.train.run import train
 from layermem_bench.train.sequences import weights_digest
-from layermem_bench.train.setup import multiplies_bfloat16, uses_bfloat16
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from layermem.models.memories import recompute_layers
 from layermem.models.number_ranges import at_least, check_numbers
 from layermem.models.registry import build, lookup
 from layermem_bench.config.compiling import room_to_compile
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.results.costs import Measurement, Mode, Precision
 from layermem_bench.results.processor import processor_name
 
@@ -52,6 +53,10 @@ class Shape:
     """Whether layers are computed again in the backward pass."""
     checkpoint_every: int = field(default=1, metadata=at_least(1))
     """Of how many layers one is."""
+    micro_batches: int = field(default=1, metadata=at_least(1))
+    """How many such inputs a step has, one after the other, before its update."""
+    loss_chunk: int = field(default=0, metadata=at_least(0))
+    """Tokens whose logits are in memory at once; 0: those of all."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -65,6 +70,33 @@ class Shape:
     def warm_up(self) -> int:
         """Steps that are not timed: the first ones of a compiled model compile it."""
         return 1 if self.mode == "eager" else 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """A training step: micro-batches, then one update. A call takes one of at most two
+    micro-batches, where as much is in memory at once as in one of more."""
+
+    compute: Callable[[], None]
+    """Forward and backward of a micro-batch."""
+    update: Callable[[], None]
+    """The optimiser's step."""
+    micro_batches: int
+
+    def __call__(self) -> None:
+        for _ in range(min(self.micro_batches, 2)):
+            self.compute()
+        self.update()
+
+    def seconds(self, device: str) -> float:
+        """Take a step, and return the seconds of all its micro-batches and the update."""
+        times = [read_clock(device)]
+        for part in (*[self.compute] * min(self.micro_batches, 2), self.update):
+            part()
+            times.append(read_clock(device))
+        # The first one makes the gradients, the others add to them.
+        *_, last, computed, updated = times
+        return updated - times[0] + max(0, self.micro_batches - 2) * (computed - last)
 
 
 ModelSpec = tuple[str, Mapping[str, Any]]
@@ -124,15 +156,15 @@ def _free_memory(device: str) -> int | None:
     return 1024 * kilobytes[0] if kilobytes else None
 
 
-def make_training_step(spec: ModelSpec, shape: Shape) -> Callable[[], None]:
-    """Build a model and return a function that takes one training step of it."""
+def make_training_step(spec: ModelSpec, shape: Shape) -> TrainingStep:
+    """Build a model and return what takes one training step of it."""
     variant, fields = spec
     torch.manual_seed(0)
     return step_of(build(variant, **fields), shape)
 
 
-def step_of(model: Any, shape: Shape) -> Callable[[], None]:
-    """Return a function that takes one training step of a model, of what has gradients in it."""
+def step_of(model: Any, shape: Shape) -> TrainingStep:
+    """Return what takes one training step of a model, of what has gradients in it."""
     model.to(shape.device).train()
     if shape.checkpoint_activations:
         recompute_layers(model, shape.checkpoint_every)
@@ -142,22 +174,28 @@ def step_of(model: Any, shape: Shape) -> Callable[[], None]:
     optimiser = torch.optim.AdamW(trained, lr=1e-4)
     forward: Any = model if shape.mode == "eager" else torch.compile(model, mode=shape.mode)
     kind = torch.device(shape.device).type
+    chunk = {"loss_chunk": shape.loss_chunk} if shape.loss_chunk else {}
 
-    def step() -> None:
+    def compute() -> None:
         half = shape.precision == "bfloat16"
         with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
-            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = forward(input_ids=ids, labels=ids, use_cache=False, **chunk).loss
         loss.backward()
+
+    def update() -> None:
         optimiser.step()
         optimiser.zero_grad()
 
-    return step
+    return TrainingStep(compute=compute, update=update, micro_batches=shape.micro_batches)
 
 
 def time_interleaved(
     steps: Mapping[str, Callable[[], None]], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Run each step once in every round; return the seconds of the rounds after the warm-up."""
+    """Run each step once in every round; return the seconds of the rounds after the warm-up.
+
+    Those of a training step are for all of its micro-batches.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     # It is imported where anything is to be compiled.
     compiles = "torch._dynamo" in sys.modules
@@ -167,6 +205,9 @@ def time_interleaved(
     with room_to_compile(len(steps)) if compiles else nullcontext():
         for _ in range(repeats + warm_up):
             for name, step in steps.items():
+                if isinstance(step, TrainingStep):
+                    seconds[name].append(step.seconds(device))
+                    continue
                 start = read_clock(device)
                 step()
                 seconds[name].append(read_clock(device) - start)
@@ -246,8 +287,9 @@ def read_memory(device: str, when: Literal["now", "peak"]) -> int:
 
 
 def device_and_precision() -> tuple[str, Precision]:
-    """Return what measures here, a GPU if there is one, and the precision it is measured in."""
-    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+    """Return what measures here, a GPU if there is one, and the precision that runs take there."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device, "bfloat16" if uses_bfloat16("auto") else "float32"
 
 
 def describe_machine(device: str) -> str:

@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from layermem.models.files import write_atomically
 from layermem_bench.config.run import Run
-from layermem_bench.efficiency.measuring import ModelSpec, Shape, describe_machine, measure
+from layermem_bench.efficiency.measuring import (
+    ModelSpec,
+    Shape,
+    describe_machine,
+    device_and_precision,
+    measure,
+)
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.paper.artefact import ON_GPU, Artefact, Observing, claims_of_lime
 from layermem_bench.paper.evaluated import ARMS
@@ -22,7 +26,6 @@ from layermem_bench.results.costs import (
     Measurement,
     MeasuringOptions,
     Mode,
-    Precision,
 )
 from layermem_bench.results.files import read_result, to_json
 from layermem_bench.results.study import ABOVE_PLAIN, Claim, PaperNumber, Scale
@@ -128,8 +131,7 @@ def measure_once(
     run: Run, modes: tuple[Mode, ...], file: Path
 ) -> dict[str, dict[str, Measurement]]:
     """Return mode and arm to what a training step took: as in ``file``, else measured now."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision: Precision = "float32" if device == "cpu" else "bfloat16"
+    device, precision = device_and_precision()
     options = MeasuringOptions(batch=_BATCH, repeats=_REPEATS, modes=modes, precision=precision)
     machine, point = describe_machine(device), _count(run)
     if file.exists():

@@ -13,6 +13,7 @@ from typing import Literal
 
 from layermem.models.registry import lookup
 from layermem_bench.config.micro_batches import sequences_at_once
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.config.run import Model, Run
 from layermem_bench.data.sources import open_source
 from layermem_bench.efficiency.costs import cost
@@ -234,13 +235,15 @@ def _seconds_of_steps(arms: Mapping[str, Run]) -> tuple[dict[str, float], Basis]
     shape = shape_of(first)
     if first.host.model is None:
         costs = {arm: _cost(run) for arm, run in arms.items()}
-        flops = (1 + _ROUNDS) * shape.batch * sum(each.training for each in costs.values())
+        sequences = shape.batch * min(shape.micro_batches, 2)
+        flops = (1 + _ROUNDS) * sequences * sum(each.training for each in costs.values())
         largest = 16 * max(each.parameters for each in costs.values())
         if flops > _MOST_FLOPS[shape.device] or largest > _MOST_BYTES[shape.device]:
             return _extrapolated(costs, shape.device), "extrapolated"
     times = time_steps(arms, shape, _ROUNDS)
     # The shorter of the rounds: the other was disturbed.
-    return {arm: min(of_arm) / shape.batch for arm, of_arm in times.items()}, "timed"
+    sequences = shape.batch * shape.micro_batches
+    return {arm: min(of_arm) / sequences for arm, of_arm in times.items()}, "timed"
 
 
 def _extrapolated(costs: Mapping[str, Cost], on: str) -> dict[str, float]:
@@ -249,7 +252,7 @@ def _extrapolated(costs: Mapping[str, Cost], on: str) -> dict[str, float]:
         batch=1 if on == "cpu" else 64,
         tokens=256,
         device=on,
-        precision="float32" if on == "cpu" else "bfloat16",
+        precision="bfloat16" if uses_bfloat16("auto") else "float32",
     )
     config = lookup("plain").config(**_REFERENCE.model.sizes())
     flops = shape.batch * cost(config, None, shape.tokens).training

@@ -6,7 +6,7 @@ Measured times stay, as numbers of steps follow from them; memory of other sizes
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,13 @@ from statistics import median
 import torch
 
 from layermem.models.files import write_atomically
+from layermem_bench.config.micro_batches import choose_loss_chunk
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.config.run import Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.efficiency.measuring import (
     Shape,
+    TrainingStep,
     describe_machine,
     make_training_step,
     measure_peak_of,
@@ -31,7 +34,6 @@ from layermem_bench.results.files import read_result, to_json
 from layermem_bench.results.study import MeasuredMemory, MeasuredSteps
 from layermem_bench.tasks.registry import vocabulary_and_length
 from layermem_bench.train.host_models import load_host
-from layermem_bench.train.setup import uses_bfloat16
 
 STEPS, MEMORY = "steps.json", "memory.json"
 """Files of a board's folder."""
@@ -39,8 +41,8 @@ _ROUNDS = 9
 logger = logging.getLogger(__name__)
 
 
-def make_step(run: Run, shape: Shape) -> Callable[[], None]:
-    """Build a run's model and return a function that takes one training step of it."""
+def make_step(run: Run, shape: Shape) -> TrainingStep:
+    """Build a run's model and return what takes one training step of it."""
     if run.host.model is not None:
         return step_of(load_host(run), shape)
     fields, _ = model_sizes(run)
@@ -64,10 +66,19 @@ def tokens_of_a_sequence(run: Run) -> int:
 
 
 def shape_of(run: Run) -> Shape:
-    """Return a step's input, a micro-batch of sequences, and how it is computed: as the run is."""
+    """Return a step's micro-batch of sequences, and how it is computed: as the run is."""
+    batch = min(run.compute.micro_batch, run.optim.batch_size)
+    tokens = tokens_of_a_sequence(run)
+    chunk = 0
+    # A teacher's divergence, and models of transformers, have all logits at once.
+    if run.host.model is None and run.teacher.model is None:
+        vocabulary = model_sizes(run)[0]["vocab_size"]
+        chunk = choose_loss_chunk(run.compute.loss_chunk, batch * tokens, vocabulary)
     return Shape(
-        batch=min(run.compute.micro_batch, run.optim.batch_size),
-        tokens=tokens_of_a_sequence(run),
+        batch=batch,
+        micro_batches=max(1, run.optim.batch_size // batch),
+        tokens=tokens,
+        loss_chunk=chunk,
         device=device(),
         precision="bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
         mode="default" if run.compute.compile else "eager",
@@ -160,6 +171,10 @@ def base_of_step(base: Run) -> str:
     compute = base.compute
     how = [base.id, compute.micro_batch, compute.compile, compute.checkpoint_activations]
     how += [compute.checkpoint_every] if compute.checkpoint_every > 1 else []
+    shape = shape_of(base)
+    # Neither was measured in earlier versions, whose files are kept where it makes no difference.
+    how += [f"{shape.micro_batches} micro-batches"] if shape.micro_batches > 1 else []
+    how += [f"chunks of {shape.loss_chunk}"] if shape.loss_chunk else []
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
 
 

@@ -14,6 +14,7 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.models.tensor_parallel import shares_heads
 from layermem_bench.config.micro_batches import sequences_at_once
+from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
 from layermem_bench.config.run import Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
@@ -224,19 +225,3 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
     # With several visible GPUs transformers would use nn.DataParallel, a batch for each GPU.
     args._n_gpu = min(1, args.n_gpu)
     return args
-
-
-def uses_bfloat16(precision: str) -> bool:
-    """Return whether a run of this ``compute.precision`` computes in bfloat16 on this machine."""
-    if precision == "auto":
-        # Older GPUs emulate bfloat16, slower than they compute in float32.
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return precision == "bfloat16"
-
-
-def multiplies_bfloat16() -> bool:
-    """Return whether the processor multiplies bfloat16 natively, or is not known not to."""
-    # Private names, which another release of torch may not have.
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    answers = [getattr(torch.cpu, name, lambda: True)() for name in names]
-    return any(answers) or not torch.backends.cpu.get_cpu_capability().startswith("AVX")

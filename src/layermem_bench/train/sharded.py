@@ -25,9 +25,9 @@ from torch.optim import Optimizer
 from transformers.trainer import SCHEDULER_NAME
 
 from layermem.models.tensor_parallel import share_weights
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.train import checkpoints
 from layermem_bench.train.processes import mesh_shape
-from layermem_bench.train.setup import uses_bfloat16
 from layermem_bench.train.trainer import Trainer
 
 
