@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import lzma
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -124,16 +125,24 @@ def test_what_one_source_holds_out_no_other_teaches(tmp_path):
 def test_a_file_beside_the_folder_that_holds_it_is_refused(tmp_path):
     """By itself it is split by its parts, and in the folder as one document."""
     (tmp_path / "books").mkdir()
+    texts = {name: f"words of {name} and more. " * 400 for name in ("a", "b", "d")}
     for name in ("a", "b"):
-        (tmp_path / "books" / f"{name}.txt").write_text(f"words of {name} and more. " * 400)
+        (tmp_path / "books" / f"{name}.txt").write_text(texts[name])
     write(tmp_path / "books" / "c.jsonl", "x", 60)
+    # The same text, kept otherwise than in the folder.
+    (tmp_path / "b.txt.xz").write_bytes(lzma.compress(texts["b"].encode()))
+    (tmp_path / "d.txt").write_text(texts["d"])
+    (tmp_path / "books" / "e.jsonl").write_text(json.dumps({"text": texts["d"]}) + "\n")
     books = str(tmp_path / "books")
-    for name, is_refused in (("b.txt", True), ("c.jsonl", False)):
-        data = {"source": books, "mixture": (f"{books}/{name}=0.5",), "block_size": 8}
+    refused = (f"{books}/b.txt", f"{tmp_path}/b.txt.xz", f"{tmp_path}/d.txt")
+    for name in (*refused, f"{books}/c.jsonl"):
+        data = {"source": books, "mixture": (f"{name}=0.5",), "block_size": 8}
         run = a_run(tmp_path, data=data)
         expected = (
-            pytest.raises(ValueError, match=rf"{name} is a file of .*books too, .* Name it once")
-            if is_refused
+            pytest.raises(
+                ValueError, match=rf"text of {name} is a document of .*books too, .* once"
+            )
+            if name in refused
             else nullcontext()
         )
         with expected:

@@ -14,7 +14,9 @@ from layermem_bench import cli
 from layermem_bench.config.devices import DEVICES, get_device
 from layermem_bench.config.run import Regularizer
 from layermem_bench.efficiency.memory import Step
+from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.efficiency.plans import (
+    REACHED,
     Cluster,
     copy_traffic,
     mends,
@@ -104,6 +106,13 @@ def test_a_copy_of_the_model_on_each_machine(run):
     of_machines = plan_run(copies, {}, cluster)
     assert of_machines.seconds["network"] < over_all.seconds["network"]
     assert of_machines.peak > over_all.peak
+    # The gradients of a whole model leave each machine, by the network that its devices share.
+    leaving = 2 * (7 / 8) * 4 * of_machines.parameters
+    entry = lookup(copies.variant)
+    config = entry.config(**model_sizes(copies)[0])
+    within = shard_traffic(config, entry.variant, of_machines.step) / cluster.device.link
+    least = (within + leaving / (8 * cluster.device.network)) / REACHED
+    assert of_machines.seconds["network"] == pytest.approx(least)
     with pytest.raises(ValueError, match="--replicas 7 with --gpus 64.* take a number that does"):
         plan_run(replace(sharded, compute=replace(sharded.compute, replicas=7)), {}, cluster)
 

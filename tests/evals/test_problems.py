@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from small_run import a_run
@@ -17,9 +17,22 @@ from layermem_bench.results.eval import EvalOptions, EvalResult
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Shares, Solved
+from layermem_bench.tasks import prosqa
 from layermem_bench.train.run import train
 
 TASK = Task(name="arithmetic", options=("operands=2",), examples=60, validation=10, test=10, seed=3)
+
+
+def test_problems_of_a_file_are_those_that_it_holds_now(tmp_path):
+    path = tmp_path / "test.json"
+    task = Task(name="prosqa", test=5, options=(f"test={path}",))
+    prompts = []
+    for seed in (0, 7):
+        drawn = prosqa.generate(10, seed, split="test", steps=3, nodes=12, statements=15)
+        path.write_text(json.dumps([asdict(each) for each in drawn]))
+        prompts.append([problem.prompt for problem in solving._problems(task, "test")])
+        assert prompts[-1] == [problem.prompt for problem in solving._problems(task, "test")]
+    assert not set(prompts[0]) & set(prompts[1])
 
 
 @pytest.fixture(scope="module")

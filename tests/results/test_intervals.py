@@ -287,6 +287,9 @@ def test_how_many_pairs_settle_a_difference():
 
     assert pairs_to_settle(an_interval(0.5)) == 34
     assert pairs_to_settle(an_interval(-0.5)) == 34
+    # The first of six by Holm's method, at 5% / 6.
+    assert pairs_to_settle(an_interval(1.0), compared=6) == 16
+    assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3), compared=6) == 8
     assert pairs_to_settle(an_interval(1.0)) == 10
     assert pairs_to_settle(an_interval(0.01)) == pytest.approx(78_500, rel=0.01)
     assert pairs_to_settle(an_interval(0.0)) is None

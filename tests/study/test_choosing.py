@@ -100,6 +100,12 @@ def test_trials_that_cannot_be_are_refused(rates, changes, message):
         board_of(RUN, "plain,lime", rates, **{"trials": 4, **changes})
 
 
+def test_rates_of_trials_without_trials_are_refused():
+    """They would not be tried."""
+    with pytest.raises(ValueError, match=r"--own-rates 0.05 0.5 are tried in --trials"):
+        board_of(RUN, "plain,lime", own_rates=(0.05, 0.5))
+
+
 def test_trials_try_the_routers_rate_themselves():
     run = replace(RUN, optim=replace(RUN.optim, router_lr=1e-2))
     with pytest.raises(ValueError, match=r"leave --optim\.router-lr out"):

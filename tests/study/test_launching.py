@@ -1,5 +1,6 @@
 """Many runs: what has ended is left alone, what fails is told, what others train is waited for."""
 
+import json
 import math
 import os
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
@@ -17,13 +18,15 @@ from launchers import InThisProcess, MadeUp
 from recorded import SIZES, record
 from small_run import a_run, curve, rewound
 
-from layermem_bench.config.run import Compute, Run, to_dict
+from layermem_bench.config.run import Compute, Data, Run, Task, to_dict
+from layermem_bench.data import sources
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study import launching
 from layermem_bench.study.launchers import local_processes
 from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import read_divergence, recorded_about
+from layermem_bench.tasks import prosqa
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run
 
@@ -236,6 +239,63 @@ def test_a_text_that_has_changed_is_refused_before_the_first_step(
     source.unlink()
     train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
     assert here.begun == ["s0"] and "words.jsonl does not exist" in caplog.text
+
+
+@pytest.mark.parametrize("texts", ["stdlib first", "stdlib last"])
+def test_another_standard_library_hides_no_text_that_has_changed(texts, tmp_path, monkeypatch):
+    """Where all runs have ended, each Python's own library is no error; other texts are."""
+    own, library = a_run(tmp_path, max_steps=1), a_run(tmp_path, max_steps=1)
+    library = replace(library, data=replace(library.data, source="stdlib"))
+    source, here = tmp_path / "words.jsonl", InThisProcess()
+    files = [tmp_path / f"library{i}.py" for i in range(20)]
+    monkeypatch.setattr(sources, "standard_library", lambda: files)
+
+    def write(word):
+        for number, path in enumerate(files):
+            path.write_text(f"words of {word} {number} " * 100)
+
+    write("a library")
+    runs = {"own": own, "library": library}
+    if texts == "stdlib first":
+        runs = dict(reversed(runs.items()))
+    train_missing(runs, tmp_path / "out", launcher=here)
+    write("another library")
+    train_missing(runs, tmp_path / "out", launcher=here)
+    source.write_text(source.read_text().replace("w1", "v1"))
+    with pytest.raises(ValueError, match="own learnt another text"):
+        train_missing(runs, tmp_path / "out", launcher=here)
+
+
+def test_records_that_have_changed_are_refused(tmp_path):
+    """Of files of a task's problems, and of labels."""
+    files = {name: tmp_path / f"{name}.json" for name in ("train", "validation", "test")}
+
+    def write(seed):
+        for name, path in files.items():
+            drawn = prosqa.generate(20, seed, split=name, steps=3, nodes=12, statements=15)
+            path.write_text(json.dumps([asdict(each) for each in drawn]))
+
+    write(0)
+    task = Task(
+        name="prosqa",
+        examples=20,
+        validation=10,
+        test=5,
+        options=tuple(f"{name}={path}" for name, path in files.items()),
+    )
+    run = replace(a_run(tmp_path, max_steps=1), data=Data(), task=task)
+    here = InThisProcess()
+    train_missing({"s0": run}, tmp_path / "out", launcher=here)
+    train_missing({"s0": run}, tmp_path / "out", launcher=here)
+    write(7)
+    with pytest.raises(
+        ValueError, match=r"s0 learnt other records \(\w+\) than its files hold now"
+    ):
+        train_missing({"s0": run}, tmp_path / "out", launcher=here)
+    files["train"].unlink()
+    # Records that were unpacked on another machine.
+    train_missing({"s0": run}, tmp_path / "out", launcher=here)
+    assert here.begun == ["s0"]
 
 
 def here_trained(folder):

@@ -53,6 +53,35 @@ def test_the_config_says_what_the_run_last_ran_with(place, tmp_path, monkeypatch
     assert load_run(folder.config) == run
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_config_names_the_code_of_all_steps(keeps, place, tmp_path, monkeypatch):
+    """Without a checkpoint a run begins anew, and what it was begun with trained none of it."""
+    out = tmp_path / "changed"
+    run = a_run(place, save_every=2 if keeps else 0)
+    here = run_config.describe_environment()
+
+    def be_at(**changes):
+        monkeypatch.setattr(run_config, "describe_environment", lambda: {**here, **changes})
+
+    be_at(sources="first", plugins="one", torch="2.12.0")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, interrupt)
+        with pytest.raises(Interrupted):
+            train(run, out)
+    be_at(sources="second", torch="2.13.0")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, interrupt)
+        with pytest.raises(Interrupted):
+            train(run, out, resume=True)
+    if keeps:
+        be_at(sources="first", torch="2.13.0")
+    found = about(train(run, out, resume=True))
+    assert found["sources"] == ("first, second" if keeps else "second")
+    assert found["torch"] == ("2.12.0, 2.13.0" if keeps else "2.13.0")
+    assert found.get("plugins") == ("one" if keeps else None)
+    assert found["run_id"] == run.id
+
+
 def test_a_run_goes_on_with_its_prepared_text_elsewhere(place, whole, tmp_path):
     folder = rewound(whole.path, tmp_path / "moved")
     run = a_run(place, keep=9, data={"cache": str(tmp_path / "elsewhere")})

@@ -43,11 +43,12 @@ class Cluster:
     utilisation: float = 0.4
     """Share of the device's peak FLOPs that arithmetic reaches."""
 
-    def link(self, devices: int) -> float:
-        """Bytes a second that each device sends, in one direction, in a ring over so many."""
+    def link(self, devices: int, rings: int = 1) -> float:
+        """Bytes a second that each device sends, in one direction, in a ring over so many, where
+        so many rings leave each machine at once."""
         if devices <= self.per_machine:
             return self.device.link
-        return min(self.device.link, self.per_machine * self.device.network)
+        return min(self.device.link, self.per_machine * self.device.network / rings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,9 @@ def _network_seconds(
     config: Sizes, variant: Additions | None, step: Step, cluster: Cluster
 ) -> float:
     among_shards = shard_traffic(config, variant, step) / cluster.link(step.shards)
-    among_copies = copy_traffic(config, variant, step) / cluster.link(cluster.gpus)
+    # Each device sums what it holds with those that hold the same: a ring for each on a machine.
+    rings = min(step.shards, cluster.per_machine)
+    among_copies = copy_traffic(config, variant, step) / cluster.link(cluster.gpus, rings)
     return (among_shards + among_copies) / REACHED
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from layermem_bench.analysis.checkpoints import Checkpoint, load_final
 from layermem_bench.config import run as config
+from layermem_bench.config.hashing import file_digest
 from layermem_bench.evals import Tell
 from layermem_bench.evals.generation import GreedySettings, greedy, read_answers, shared_greedy
 from layermem_bench.evals.perplexity import longest_context
@@ -142,8 +143,15 @@ def evaluate(
     return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
 
 
-@lru_cache(maxsize=4)
 def _problems(task: config.Task, split: str) -> Sequence[Problem]:
+    values = map(str, task.fields().values())
+    # Another text may lie in a file of problems since the last call.
+    files = tuple(file_digest(Path(value)) for value in values if Path(value).is_file())
+    return _kept_problems(task, split, files)
+
+
+@lru_cache(maxsize=4)
+def _kept_problems(task: config.Task, split: str, files: tuple[str, ...]) -> Sequence[Problem]:
     count = task.test if split == "test" else task.validation
     return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
 

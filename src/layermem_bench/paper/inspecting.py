@@ -272,13 +272,17 @@ def _model_of(record: RunRecord, *, trained: bool) -> Any:
 
 def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
     """Return the analysis of two runs: that which is there, else a new one."""
+    from layermem.models.plugins import plugin_digest
     from layermem_bench.analysis.analyze import analyze
     from layermem_bench.analysis.checkpoints import open_checkpoints
+    from layermem_bench.config.hashing import sources_digest
     from layermem_bench.evals.benchmarks import checkpoint_digest
 
     words = "-".join(options.words or ()) or "words"
     # A run that is trained again keeps its id, and may have other weights.
-    digests = (checkpoint_digest(c, None) for c in open_checkpoints([r.folder for r in pair]))
+    digests = [checkpoint_digest(c, None) for c in open_checkpoints([r.folder for r in pair])]
+    # Nor is it what our code, or a plugin's, finds in them after a change.
+    digests += [sources_digest(), plugin_digest() or ""]
     weights = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
     # Beside the results, so that artefacts share what is of the same runs.
     name = f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}-{weights}"

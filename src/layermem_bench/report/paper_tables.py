@@ -35,8 +35,9 @@ def claims_table(result: StudyResult) -> Table:
             "holds?": [f"{each.verdict} ({each.reason})" for each in claims],
         },
         f"{_over(result)} p-values are adjusted by Holm's method for the number of claims. "
-        "Seeds to settle it: pairs with which a difference as observed would be told from 0 in "
-        f"four of five repetitions.{looks_note(result.looks)}",
+        "Seeds to settle it: pairs, planned from the beginning, with which a difference as "
+        "observed would be told from 0 among so many claims in four of five repetitions."
+        f"{looks_note(result.looks)}",
     )
 
 

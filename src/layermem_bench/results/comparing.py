@@ -67,7 +67,7 @@ class Line:
     """p-value of the paired difference from the arm of the best mean, adjusted by Holm's method for
     all pairs of ranked arms; None: it is that arm, or has no rank."""
     pairs_to_settle: int | None
-    """Paired seeds that would settle a difference as large as observed."""
+    """Paired seeds that would settle a difference as large as observed, among so many arms."""
     rank: int | None
     """Rank by the mean, of equal ones the same; None: nothing is better or worse, or seeds are
     missing or too few."""
@@ -101,7 +101,11 @@ def compare(
     differences = {a: paired_by_seed(values[a], values[first]) for a in values if a != first}
     p_values = adjusted_p_values(differences, looks)
     to_best = p_values_to(order[0], {arm: values[arm] for arm in ranked}, looks) if ranked else {}
-    settling = {arm: pairs_to_settle(each) for arm, each in differences.items() if each is not None}
+    settling = {
+        arm: pairs_to_settle(each, compared=len(p_values))
+        for arm, each in differences.items()
+        if each is not None
+    }
     return [
         Line(
             arm=arm,
@@ -147,7 +151,8 @@ class JudgedClaim:
 def judge(result: StudyResult) -> list[JudgedClaim]:
     """Return what came of each claim."""
     looks = max(1, len(result.looks))
-    judged = [_judge(claim, result, looks) for claim in result.claims]
+    compared = sum(claim.against is not None for claim in result.claims)
+    judged = [_judge(claim, result, looks, compared) for claim in result.claims]
     # Adjusted together, for how many there are.
     adjusted = iter(holm([each.p for each in judged if each.p is not None], looks))
     for place, each in enumerate(judged):
@@ -159,7 +164,7 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
     return judged
 
 
-def _judge(claim: Claim, result: StudyResult, looks: int) -> JudgedClaim:
+def _judge(claim: Claim, result: StudyResult, looks: int, compared: int) -> JudgedClaim:
     ours = result.computed(claim.quantity)
     papers = {number.arm: number for number in result.papers if number.quantity == claim.quantity}
     judged = JudgedClaim(claim=claim)
@@ -182,7 +187,7 @@ def _judge(claim: Claim, result: StudyResult, looks: int) -> JudgedClaim:
         judged,
         difference=difference,
         p=None if math.isnan(p) else p,
-        pairs_to_settle=pairs_to_settle(difference),
+        pairs_to_settle=pairs_to_settle(difference, compared=max(1, compared)),
         verdict=verdict,
         reason=reason,
     )

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
 
-# So many pairs of one sign have a p-value below 5% by their signs alone.
-_PAIRS_OF_ONE_SIGN = 6
 # Beyond so many pairs, which nobody will have, scipy's functions do not take their number.
 _MOST_PAIRS = 2**53
 # Of values, relative: some units of a float64's last digit, as where they are means themselves.
@@ -166,17 +164,19 @@ def p_values_to(
     return {b if a == best else a: p for (a, b), p in adjusted.items() if best in (a, b)}
 
 
-def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
+def pairs_to_settle(difference: Interval, power: float = 0.8, compared: int = 1) -> int | None:
     """Return how many pairs would settle a mean difference as large and as varied as this one.
 
-    With so many, a two-sided t-test at 5% tells it from 0 in a share ``power`` of repetitions. None
+    With so many, planned before the first, a two-sided t-test at 5% tells it from 0 in a share
+    ``power`` of repetitions, at 5% / ``compared`` among so many differences. None
     where the difference is next to 0, or is of a single pair. It takes the observed difference for
     the true one, which few pairs know badly: a guide.
     """
     if difference.count < 2 or not difference.mean:
         return None
     if not difference.half:
-        return _PAIRS_OF_ONE_SIGN
+        # All of one sign, of which two cases in 2**count are.
+        return next(count for count in range(2, _MOST_PAIRS) if 2 ** (1 - count) < 0.05 / compared)
     from scipy import stats
 
     quantile = float(stats.t.ppf(0.975, difference.count - 1))
@@ -188,7 +188,7 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
         # Beyond this nct loses digits, and the test's power is 1 in all of them.
         if shift > 30:
             return True
-        critical = float(stats.t.ppf(0.975, count - 1))
+        critical = float(stats.t.ppf(1 - 0.025 / compared, count - 1))
         return float(stats.nct.sf(critical, count - 1, shift)) >= power
 
     counts = range(2, _MOST_PAIRS + 1)

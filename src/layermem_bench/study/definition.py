@@ -79,6 +79,12 @@ class Board:
                 raise ValueError(f"{what} must differ in six digits, got {shown}")
         if self.trials is not None:
             self._check_trials()
+        elif self.own_rates != Board.own_rates:
+            low, high = self.own_rates
+            raise ValueError(
+                f"--own-rates {low:g} {high:g} are tried in --trials: say how many trials each arm "
+                "has, or leave --own-rates out"
+            )
         if self.decays and not any(map(self.rates_of, self.arms)):
             raise ValueError("weight decays are tried with learning rates: name some (--rates)")
 

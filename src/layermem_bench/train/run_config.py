@@ -65,11 +65,32 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     recorded = recorded_run(folder)
     if extends(recorded, run):
         rewind(folder, recorded, run)
-        _write(folder, run, {**read_config(folder.config)[1], "run_id": run.id})
+        about = _with_environment(read_config(folder.config)[1], begins_anew=False)
+        _write(folder, run, {**about, "run_id": run.id})
         return
     check_same_run(folder, run)
-    if recorded != run and not folder.final.exists():
-        _write(folder, run, read_config(folder.config)[1])
+    if not folder.final.exists():
+        then = read_config(folder.config)[1]
+        about = _with_environment(then, begins_anew=not folder.complete_checkpoints())
+        if (recorded, then) != (run, about):
+            _write(folder, run, about)
+
+
+def _with_environment(about: Mapping[str, str], *, begins_anew: bool) -> dict[str, str]:
+    """Return what is known of a run that is trained further in this process.
+
+    Of versions, code and machines those of all its steps are named: "2.12.0, 2.13.0".
+    """
+    environment = describe_environment()
+    if begins_anew:
+        # There may have been a plugin, and be none now.
+        kept = {name: value for name, value in about.items() if name != "plugins"}
+        return {**kept, **environment}
+    found = dict(about)
+    for name, now in environment.items():
+        then = str(about.get(name, now))
+        found[name] = then if now in (then, *then.split(", ")) else f"{then}, {now}"
+    return found
 
 
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:

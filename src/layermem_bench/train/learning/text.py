@@ -18,7 +18,6 @@ from layermem.models.card import imports_of
 from layermem.models.configuration import DecoderConfig
 from layermem.models.files import write_atomically
 from layermem.models.registry import lookup
-from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Data, Run, Task
 from layermem_bench.data.blocks import Blocks, MixedBlocks
 from layermem_bench.data.preparing import prepare
@@ -124,17 +123,26 @@ def _check_split_alike(data: Data) -> None:
 
     A file that is a source by itself is split by its parts, and among others as one document.
     """
-    alone, among = dict[str, str](), dict[str, str]()
-    for source in data.shares():
-        text = open_source(source, text_field=data.text_field, streaming=True)
-        for path in text.paths if isinstance(text, LocalFiles) else ():
-            (alone if text.single_document else among)[file_digest(path)] = source
-    for digest in alone.keys() & among.keys():
-        raise ValueError(
-            f"{alone[digest]} is a file of {among[digest]} too, and both hold out a share, each "
-            "another part of it: validation text would be trained on. Name it once, or give "
-            "--data.validation of other text"
-        )
+    opened = {
+        source: open_source(source, text_field=data.text_field, streaming=True)
+        for source in data.shares()
+    }
+    local = {source: text for source, text in opened.items() if isinstance(text, LocalFiles)}
+    alone = {
+        digest: source
+        for source, text in local.items()
+        if text.single_document
+        for digest in text.document_digests()
+    }
+    # All of the others is read, and only where there is a file by itself.
+    for source, text in local.items() if alone else ():
+        for digest in () if text.single_document else text.document_digests():
+            if digest in alone:
+                raise ValueError(
+                    f"the text of {alone[digest]} is a document of {source} too, and both hold out "
+                    "a share, each another part of it: validation text would be trained on. Name "
+                    "it once, or give --data.validation of other text"
+                )
 
 
 @final
