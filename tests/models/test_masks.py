@@ -57,6 +57,30 @@ def test_a_mask_is_one_of_all_tokens(model, ids, kind):
                 model(ids, attention_mask=torch.ones(shape, dtype=torch.long))
 
 
+def test_a_mask_without_a_row_for_each_token_is_refused(model, ids):
+    """By one row for all, each token would see those after it."""
+    zeros = torch.zeros(3, 1, 1, ids.shape[1])
+    with torch.no_grad():
+        for mask in (zeros, zeros == 0):
+            with pytest.raises(ValueError, match="has a row for each of the 11 tokens"):
+                model(ids, attention_mask=mask)
+        # Of one token, after others in a cache, it has one.
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :-1], cache=cache)
+        got = model(ids[:, -1:], cache=cache, attention_mask=zeros == 0).logits
+        torch.testing.assert_close(got, model(ids).logits[:, -1:], **CLOSE)
+
+
+def test_positions_that_are_not_those_of_the_tokens_are_refused(model, ids):
+    right = torch.arange(ids.shape[1])
+    with torch.no_grad():
+        for wrong in (right, right[:1, None], right[:3, None], right[None, :5], right[None, None]):
+            with pytest.raises(ValueError, match=r"\[3, 11\] or \[1, 11\] were expected, got"):
+                model(ids, position_ids=wrong, use_cache=False)
+        got = model(ids, position_ids=right[None], use_cache=False).logits
+        torch.testing.assert_close(got, model(ids, use_cache=False).logits, **CLOSE)
+
+
 def test_packed_documents_beside_a_mask_of_tokens_are_refused(model, packed):
     ids, positions = packed
     mask = torch.ones_like(ids)

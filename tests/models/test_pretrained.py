@@ -287,6 +287,8 @@ def test_an_offloaded_llama_is_refused():
         ("num_key_value_heads", 1),
         ("head_dim", 16),
         ("router", "average"),
+        ("hidden_act", "gelu"),
+        ("rms_norm_eps", 0.01),
     ],
 )
 @pytest.mark.parametrize("given", ["config", "field"])
@@ -295,6 +297,20 @@ def test_other_sizes_than_the_checkpoints_are_refused(given, name, value, saved)
     asked = {"config": LimeConfig(**fields)} if given == "config" else {name: value}
     with pytest.raises(ValueError, match=f"{name}=.*, got {name}={value}"):
         LimeForCausalLM.from_pretrained(saved, **asked)
+
+
+def test_another_rope_than_the_checkpoints_is_asked_for_by_name(tmp_path):
+    """A config that was made by hand leaves its base out; rope for longer texts is asked for."""
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    model = LimeForCausalLM(LimeConfig(**TINY, rope_parameters=rope))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"rope_theta=500000.0, got a config with 10000.0"):
+        LimeForCausalLM.from_pretrained(tmp_path, config=LimeConfig(**TINY))
+    longer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    LimeForCausalLM.from_pretrained(tmp_path, config=LimeConfig(**TINY, rope_parameters=rope))
+    LimeForCausalLM.from_pretrained(tmp_path, config=LimeConfig(**TINY, rope_parameters=longer))
+    other = {"rope_type": "default", "rope_theta": 1e4}
+    LimeForCausalLM.from_pretrained(tmp_path, rope_parameters=other)
 
 
 @pytest.mark.parametrize("lost", [[0, 1, 2, 3], [1], [0]], ids=str)

@@ -40,6 +40,8 @@ Method = Literal["fit", "heads", "average", "copy"]
 "average" both have the mean of their projections; "copy" nothing is changed."""
 # Of a head that is zero on the text, nothing can be told.
 _TINY = 1e-30
+# So many tokens for each row of a map that is fitted, at least.
+_TOKENS_OF_A_ROW = 10
 _OF_THE_FILE = ("model_type", "architectures", "auto_map", "transformers_version")
 
 
@@ -270,10 +272,11 @@ def _fit_layers(
     """
     config = llama.config
     tokens = sum(ids.numel() for ids in texts)
-    if tokens < config.head_dim:
+    if tokens < _TOKENS_OF_A_ROW * config.head_dim:
         raise ValueError(
             f"a text of {tokens} tokens is too short to fit maps of {config.head_dim} x "
-            f"{config.head_dim} on; give at least some thousand tokens"
+            f"{config.head_dim} on: they would be learnt by heart, and all of them explained. Give "
+            f"{_TOKENS_OF_A_ROW * config.head_dim} tokens at least, better some thousand"
         )
     before, after = _Walk(llama, texts), _Walk(borrowing, texts)
     lending = {j for layer in lenders.values() for j in layer}

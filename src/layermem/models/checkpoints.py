@@ -136,18 +136,35 @@ def check_fields(
         values = PreTrainedConfig.get_config_dict(config, **location_arguments(kwargs))[0]
         config = config_class.from_dict(values)
     # Whether the head is tied matters too: a tied head has no weights of its own in the file.
-    names = (*config_class.shape_fields, "tie_word_embeddings")
+    names = (*config_class.shape_fields, "tie_word_embeddings", "hidden_act", "rms_norm_eps")
     given = {**{name: getattr(config, name) for name in names if hasattr(config, name)}, **given}
     given = {name: given[name] for name in names if name in given}
     if not given:
         return
     saved = config_class.from_dict(dict(saved_values))
+    if isinstance(config, PreTrainedConfig) and "rope_parameters" not in kwargs:
+        _check_rope(source, saved, config)
     for name, value in given.items():
         if value != getattr(saved, name):
             raise ValueError(
                 f"{source} was saved with {name}={getattr(saved, name)}, got {name}={value}; "
                 f"its weights cannot be used with another value: leave {name} out"
             )
+
+
+def _check_rope(source: str | os.PathLike[str], saved: Any, config: Any) -> None:
+    """Raise for another base of plain rope, which a config that was made by hand leaves out.
+
+    Rope of another type is for longer texts, and asked for.
+    """
+    bases = [dict(getattr(each, "rope_parameters", None) or {}) for each in (saved, config)]
+    plain = all(each.get("rope_type", "default") == "default" for each in bases)
+    then, now = (each.get("rope_theta") for each in bases)
+    if plain and then != now:
+        raise ValueError(
+            f"{source} was saved with rope_theta={then}, got a config with {now}; its weights "
+            "cannot be used with another value: take it over, or give rope_parameters by keyword"
+        )
 
 
 def check_complete(

@@ -37,6 +37,7 @@ from layermem.models.keywords import (
     check_documents,
     check_keywords,
     check_mask,
+    check_positions,
     create_mask,
     hides_values,
     only_cache,
@@ -426,6 +427,7 @@ class Decoder(PreTrainedDecoder):
             self._check_early_exit(layers)
         embeds = self._embed(input_ids, inputs_embeds)
         check_mask(attention_mask, embeds, cache)
+        check_positions(position_ids, embeds)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         check_documents(self.config, position_ids, attention_mask, cache)

@@ -202,6 +202,19 @@ def check_documents(
             )
 
 
+def check_positions(position_ids: Tensor | None, embeds: Tensor) -> None:
+    """Raise if positions are not those of the tokens, one row for each text or for all."""
+    if position_ids is None:
+        return
+    batch, length = embeds.shape[:2]
+    shape = tuple(position_ids.shape)
+    if shape not in ((batch, length), (1, length)):
+        raise ValueError(
+            f"position_ids of shape {[batch, length]} or {[1, length]} were expected, got "
+            f"{list(shape)}: give one position for each token"
+        )
+
+
 def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> None:
     """Raise if a mask of tokens (2-D) is not one of all tokens, those in the cache included, or if
     numbers of a mask are of the other kind: 1 and 0 for tokens, to be added for scores (4-D).
@@ -217,6 +230,12 @@ def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> Non
     )
     if attention_mask.dtype != torch.bool and not hidden:
         _check_kind(attention_mask)
+    if attention_mask.ndim == 4 and attention_mask.shape[2] != embeds.shape[1]:
+        raise ValueError(
+            f"an attention_mask of 4 dimensions has a row for each of the {embeds.shape[1]} tokens "
+            f"of this forward, got one of shape {list(attention_mask.shape)}, by which each would "
+            "see those after it: give [batch, 1, tokens, tokens], or a mask of tokens (2-D)"
+        )
     if attention_mask.ndim != 2:
         return
     batch, length, what = *embeds.shape[:2], "tokens"
