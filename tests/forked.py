@@ -6,6 +6,7 @@ signals end it. What a new interpreter alone shows (imports, entry points, launc
 that start one.
 """
 
+import faulthandler
 import functools
 import multiprocessing
 import os
@@ -162,4 +163,6 @@ def _begin(work, arguments, folder, variables):
     for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
         with open(f"{os.getpid()}.{name}", "wb") as file:  # noqa: PTH123
             os.dup2(file.fileno(), stream.fileno())
+    # Where a signal ends it, its errors say in what.
+    faulthandler.enable()
     work(*arguments)
