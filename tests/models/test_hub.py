@@ -106,10 +106,13 @@ def test_the_revision_decides_on_weights_whatever_config_is_given(hub, load, ids
     cache = hub[1]
     where = {"cache_dir": cache, "local_files_only": True}
     config = AutoConfig.from_pretrained(NAME, **where, revision="other")
+    with pytest.raises(ValueError, match="saved with rope_theta=10000.0, got a config with 50.0"):
+        load(NAME, **where, revision="main", config=config)
+    config.rope_parameters["rope_theta"], config.attention_dropout = 10000.0, 0.25
     got = load(NAME, **where, revision="main", config=config)
     expected = build("lime", ("main", ""))
     assert torch.equal(got.lm_head.weight, expected.lm_head.weight)
-    assert got.config.rope_parameters["rope_theta"] == 50.0
+    assert got.config.attention_dropout == 0.25
     short = AutoConfig.from_pretrained(NAME, **where, revision="short")
     with pytest.raises(ValueError, match="saved with num_hidden_layers=4, got num_hidden_layers=2"):
         load(NAME, **where, revision="main", config=short)
