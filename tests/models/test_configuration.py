@@ -28,6 +28,29 @@ def test_bad_fields_are_named(fields, message):
         PlainConfig(**{**TINY, **fields})
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("router_grian", "router_grain"),
+        ("router_shares_vk", "router_shares_kv"),
+        ("num_key_value_head", "num_key_value_heads"),
+        ("uper", "upper"),
+    ],
+)
+def test_a_misspelt_field_is_refused(name, field):
+    with pytest.raises(ValueError, match=f"no field '{name}'.* '{field}' may be meant"):
+        LimeConfig(**TINY, **{name: None})
+    with pytest.raises(ValueError, match=f"no field '{name}'"):
+        LimeConfig.from_dict({**TINY, name: None})
+
+
+@pytest.mark.parametrize(
+    "name", ["moe_intermediate_size", "v_head_dim", "eoh_token_id", "pretraining_tp", "max_length"]
+)
+def test_fields_of_others_are_kept(name):
+    assert LimeConfig(**TINY, **{name: 3}).num_hidden_layers == TINY["num_hidden_layers"]
+
+
 def test_head_dim_is_independent_of_the_width():
     config = PlainConfig(**{**TINY, "hidden_size": 30, "head_dim": 6})
     assert build("plain", **{**TINY, "hidden_size": 30, "head_dim": 6}).config.head_dim == 6

@@ -6,6 +6,7 @@ from attention_calls import AttentionCall, record_compiled_attention, record_eag
 from tiny import KINDS, SLOW, TINY, make
 from transformers import DynamicCache, StaticCache
 
+from layermem.models.keywords import check_documents, check_keywords, check_mask
 from layermem.models.registry import lookup
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -103,6 +104,63 @@ def test_packed_documents_beside_a_mask_of_tokens_are_refused(model, packed):
         expected = model(ids, position_ids=positions).logits
         got = model(ids, position_ids=positions, attention_mask=apart.expand(3, -1, -1, -1)).logits
         torch.testing.assert_close(got, expected, **CLOSE)
+
+
+ONES = torch.ones(3, 11, dtype=torch.long)
+UPRIGHT = torch.arange(11).expand(3, -1)
+ANEW = torch.cat([torch.arange(5), torch.arange(6)]).expand(3, -1)
+ENDS = torch.tensor([0, 5, 11])
+LOWER = torch.ones(3, 1, 11, 11).tril()
+ADDED = torch.zeros_like(LOWER).masked_fill(LOWER == 0, torch.finfo(LOWER.dtype).min)
+# Keywords that are right, the same with other numbers, and what is said of these.
+NUMBERS = {
+    "documents": (
+        {"attention_mask": ONES, "position_ids": UPRIGHT},
+        {"attention_mask": ONES, "position_ids": ANEW},
+        "begin anew within a row",
+    ),
+    "tokens": ({"attention_mask": ONES / 1}, {"attention_mask": ONES - 2.0}, "negative numbers"),
+    "scores": ({"attention_mask": ADDED}, {"attention_mask": LOWER}, "would hide nothing"),
+    "ends": (
+        {"position_ids": ANEW, "cu_seq_lens_q": ENDS},
+        {"position_ids": UPRIGHT, "cu_seq_lens_q": ENDS},
+        "does not read cu_seq_lens_q",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS.values(), ids=NUMBERS.keys())
+def test_what_is_traced_refuses_too(model, ids, case):
+    """It asserts what could not be looked at when it was traced."""
+    right, wrong, message = case
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False, **right).logits
+        torch.testing.assert_close(compiled(ids, use_cache=False, **right).logits, expected)
+        with pytest.raises(RuntimeError, match=message):
+            compiled(ids, use_cache=False, **wrong)
+
+
+@pytest.mark.slow
+def test_the_default_compiler_keeps_the_refusals(model):
+    """Nothing uses what is asserted, so that a compiler may take it for dead code."""
+
+    def check(x, ends, attention_mask=None, position_ids=None):
+        given = {} if ends is None else {"cu_seq_lens_q": ends}
+        check_keywords("model", model.config, given, None, position_ids, attention_mask)
+        check_mask(attention_mask, x, None)
+        check_documents(model.config, position_ids, attention_mask, None)
+        return x + 1
+
+    compiled = torch.compile(check, fullgraph=True)
+    for right, wrong, message in NUMBERS.values():
+        x = torch.zeros(3, 11, 1)
+        right, wrong = dict(right), dict(wrong)
+        ends = right.pop("cu_seq_lens_q", None)
+        wrong.pop("cu_seq_lens_q", None)
+        assert torch.equal(compiled(x, ends, **right), x + 1)
+        with pytest.raises(RuntimeError, match=message):
+            compiled(x, ends, **wrong)
 
 
 def test_eager_attention_does_not_add_a_boolean_mask(entry, ids):

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +35,9 @@ LOCAL_HEADS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Share of letters in common from which a name is taken for a misspelt one.
+_NEARLY = 0.85
+
 # A module saved beside the weights, whose import error names the missing package.
 STUB_NAME = "modeling_layermem"
 _STUB = '''"""This checkpoint is a layermem model. Its classes live in the package of that name."""
@@ -51,6 +56,26 @@ def write_stub(folder: Path, module: str, names: Iterable[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stub = _STUB.format(module=module, names=", ".join(sorted(names)))
     (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
+
+
+def _check_spelling(cls: type[PreTrainedConfig], others: Iterable[str]) -> None:
+    """Raise ``ValueError`` for a name that is nearly that of a field.
+
+    Other names are kept, as transformers keeps those of newer releases and of other libraries
+    (``moe_intermediate_size``, ``eoh_token_id``); a misspelt one would leave its field at the
+    default.
+    """
+    names = {each.name for each in fields(cls)}
+    for name in others:
+        if name in names or hasattr(cls, name) or name.endswith("_token_id"):
+            continue
+        alike = [each for each in names if each.count("_") == name.count("_")]
+        nearest = get_close_matches(name, alike, n=1, cutoff=_NEARLY)
+        if nearest:
+            raise ValueError(
+                f"{cls.__name__} has no field {name!r}, which would be kept without effect; "
+                f"{nearest[0]!r} may be meant"
+            )
 
 
 @strict
@@ -154,6 +179,7 @@ class DecoderConfig(PreTrainedConfig):
         check_dtype(self.dtype)
         # `save_pretrained` writes it anew; a loaded one may name classes of another version.
         kwargs.pop("auto_map", None)
+        _check_spelling(type(self), kwargs)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:

@@ -132,22 +132,27 @@ def check_keywords(
     ends = kwargs.get("cu_seq_lens_q", kwargs.get("cu_seq_lens_k"))
     if ends is None or paged or "flash" in (implementation or ""):
         return
+    message = (
+        f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
+        "would attend to each other: pass position_ids that are 0 where a text begins, and "
+        "neither a cache nor an attention_mask"
+    )
     # The mask is made of positions that begin anew, where nothing else says what it is to be.
-    if cache is not None or attention_mask is not None or not _begin_anew(position_ids, ends):
-        raise ValueError(
-            f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
-            "would attend to each other: pass position_ids that are 0 where a text begins, and "
-            "neither a cache nor an attention_mask"
-        )
+    if position_ids is None or cache is not None or attention_mask is not None:
+        raise ValueError(message)
+    _refuse_where(position_ids.flatten()[ends[:-1].long()].any(), message)
 
 
-def _begin_anew(position_ids: Tensor | None, ends: Tensor) -> bool:
-    """Return whether positions are zero at the beginning of each text, if that can be seen."""
-    if position_ids is None:
-        return False
-    if hides_values(position_ids):
-        return True
-    return not bool(position_ids.flatten()[ends[:-1].long()].any())
+def _refuse_where(wrong: Tensor, message: str) -> None:
+    """Raise ``ValueError`` if ``wrong``, a boolean tensor of no dimensions, is true.
+
+    Numbers that cannot be looked at yet are looked at by what is compiled or captured, as it runs:
+    it raises ``RuntimeError``, on a GPU as an assertion of the device does.
+    """
+    if hides_values(wrong):
+        torch._assert_async(~wrong, message)
+    elif wrong:
+        raise ValueError(message)
 
 
 def hides_values(x: Tensor) -> bool:
@@ -164,7 +169,12 @@ def are_of_documents(position_ids: Tensor) -> bool:
     if position_ids.shape[-1] == 1:
         # A GPU need not be waited for.
         return False
-    return bool((position_ids.diff(dim=-1) != 1).any())
+    return bool(_departs(position_ids))
+
+
+def _departs(position_ids: Tensor) -> Tensor:
+    """Return whether a position is not the last one and one more, as a tensor."""
+    return (position_ids.diff(dim=-1) != 1).any()
 
 
 def check_documents(
@@ -179,27 +189,30 @@ def check_documents(
     (2-D), where attention is not flash attention, which may look at positions itself. After padding
     they may begin anew, and they may stay the same. ``PagedAttentionCache`` holds several texts.
     """
-    if position_ids is None or position_ids.shape[-1] == 1 or hides_values(position_ids):
+    if position_ids is None or position_ids.shape[-1] == 1:
         return
-    if isinstance(cache, PagedAttentionCache):
+    if isinstance(cache, PagedAttentionCache) or position_ids.is_meta:
         return
-    if attention_mask is None and cache is not None and are_of_documents(position_ids):
-        raise ValueError(
+    if attention_mask is None and cache is not None:
+        _refuse_where(
+            _departs(position_ids),
             "position_ids that do not go up one by one are those of several documents, which a "
             "cache does not keep apart: leave the cache out (use_cache=False), or give an "
-            "attention_mask of 4 dimensions"
+            "attention_mask of 4 dimensions",
         )
     is_flash = "flash" in (config._attn_implementation or "")
-    if attention_mask is not None and attention_mask.ndim == 2 and not is_flash:
+    # What is traced does not know how full a cache is.
+    unknown = cache is not None and hides_values(position_ids)
+    if attention_mask is not None and attention_mask.ndim == 2 and not (is_flash or unknown):
         start = int(cache.get_seq_length()) if cache is not None else 0
         seen = attention_mask[:, start : start + position_ids.shape[-1]].bool()
         anew = position_ids.diff(dim=-1) < 0
-        if (anew & seen[:, 1:] & seen[:, :-1]).any():
-            raise ValueError(
-                "position_ids begin anew within a row, as those of several documents, which an "
-                "attention_mask of tokens does not keep apart: leave the mask out, or give one of "
-                "4 dimensions"
-            )
+        _refuse_where(
+            (anew & seen[:, 1:] & seen[:, :-1]).any(),
+            "position_ids begin anew within a row, as those of several documents, which an "
+            "attention_mask of tokens does not keep apart: leave the mask out, or give one of "
+            "4 dimensions",
+        )
 
 
 def check_positions(position_ids: Tensor | None, embeds: Tensor) -> None:
@@ -223,11 +236,7 @@ def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> Non
     """
     if attention_mask is None or isinstance(cache, PagedAttentionCache):
         return
-    hidden = (
-        hides_values(attention_mask)
-        or attention_mask.is_meta
-        or torch._C._are_functorch_transforms_active()
-    )
+    hidden = attention_mask.is_meta or torch._C._are_functorch_transforms_active()
     if attention_mask.dtype != torch.bool and not hidden:
         _check_kind(attention_mask)
     if attention_mask.ndim == 4 and attention_mask.shape[2] != embeds.shape[1]:
@@ -256,20 +265,22 @@ def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> Non
 def _check_kind(attention_mask: Tensor) -> None:
     """Raise if a mask has the numbers of another kind of mask; of integers 2-D ones are right."""
     if attention_mask.ndim == 2:
-        if attention_mask.is_floating_point() and bool((attention_mask < 0).any()):
-            raise ValueError(
+        if attention_mask.is_floating_point():
+            _refuse_where(
+                (attention_mask < 0).any(),
                 "an attention_mask of tokens (2-D) has negative numbers, as one that is added to "
-                "scores: give 1 for each token that is seen, 0 for padding"
+                "scores: give 1 for each token that is seen, 0 for padding",
             )
         return
+    message = (
+        f"an attention_mask of {attention_mask.ndim} dimensions is added to scores, and this "
+        f"one of {attention_mask.dtype} would hide nothing, as if made of 1 and 0: give "
+        "booleans (.bool()), or 0 for what is seen and a large negative number for the rest"
+    )
+    if not attention_mask.is_floating_point():
+        raise ValueError(message)
     # Looked at once, as a GPU is waited for.
-    hides_nothing = bool((attention_mask >= 0).all() & (attention_mask > 0).any())
-    if hides_nothing or not attention_mask.is_floating_point():
-        raise ValueError(
-            f"an attention_mask of {attention_mask.ndim} dimensions is added to scores, and this "
-            f"one of {attention_mask.dtype} would hide nothing, as if made of 1 and 0: give "
-            "booleans (.bool()), or 0 for what is seen and a large negative number for the rest"
-        )
+    _refuse_where((attention_mask >= 0).all() & (attention_mask > 0).any(), message)
 
 
 def names(reader: Callable[..., Any], name: str) -> bool:
