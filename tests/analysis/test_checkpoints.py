@@ -1,5 +1,7 @@
 """Test that checkpoints that cannot be analyzed, or not side by side, are refused."""
 
+import shutil
+
 import pytest
 import torch
 import transformers
@@ -13,6 +15,7 @@ from layermem.retrofit import attach
 from layermem_bench import cli
 from layermem_bench.analysis import checkpoints
 from layermem_bench.analysis.checkpoints import Checkpoint, load_final, load_model
+from layermem_bench.analysis.earlier_stages import Lineage, stage_of, write_lineage
 from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.tasks.registry import get_task
@@ -134,6 +137,8 @@ def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
         # Blocks of a run on text have the end token before each document.
         (5, None, 6),
         (5, "arithmetic", 5),
+        # What goes on from a model of others is read as that model is.
+        (5, "of others", 5),
         # Kept apart, documents have nothing before them from which their first token is learnt.
         (5, "isolated", None),
     ],
@@ -145,9 +150,38 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
     run = None
     if task == "isolated":
         run = a_run(tmp_path, data={"isolate_documents": True})
-    elif task != "no run":
+    elif task not in ("no run", "of others"):
         run = a_run(tmp_path, task=Task(name=task))
-    transformers.LlamaConfig(**TINY).save_pretrained(tmp_path)
-    text = checkpoints._text_of(run, tmp_path)
-    checkpoint = Checkpoint(name="a", location=tmp_path, tokenizer=Ids(), run=run, text=text)
+    config = transformers.LlamaConfig(**TINY)
+    if task == "of others":
+        write_lineage(config, Lineage(before="org/base", stages=(stage_of(a_run(tmp_path), ()),)))
+    config.save_pretrained(tmp_path)
+    lineage = checkpoints._lineage_of(tmp_path)
+    checkpoint = Checkpoint(
+        name="a",
+        location=tmp_path,
+        tokenizer=Ids(),
+        run=run,
+        text=checkpoints._text_of(run, lineage),
+        goes_on=checkpoints._goes_on(run, lineage),
+    )
     assert checkpoint.predecessor == expected
+    assert checkpoint.goes_on == (task == "of others")
+
+
+def test_a_model_and_what_was_made_from_it_are_read_alike(run, tmp_path):
+    """The same weights, saved by a run that went on from a model of others, and as that model."""
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.bos_token = "a"
+    base, tuned = (shutil.copytree(run / "final", tmp_path / name) for name in ("base", "tuned"))
+    for folder, lineage in (
+        (base, Lineage()),
+        (tuned, Lineage(before="base", stages=(stage_of(a_run(tmp_path), ()),))),
+    ):
+        tokenizer.save_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder)
+        write_lineage(config, lineage)
+        config.save_pretrained(folder)
+    opened = checkpoints.open_checkpoints([str(base), str(tuned)])
+    assert [each.text is None for each in opened] == [True, False]
+    assert {each.predecessor for each in opened} == {tokenizer.bos_token_id}

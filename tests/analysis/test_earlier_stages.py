@@ -86,6 +86,22 @@ def with_options(run, *options):
             replace(TEXT, data=replace(TEXT.data, validation="other")),
             "on other, which data.validation=other holds out",
         ),
+        # Another revision of a data set of the hub has most of the same documents.
+        (
+            replace(TEXT, data=replace(TEXT.data, revision="a" * 40, validation_share=0.02)),
+            TEXT,
+            "held out a share of 0.02",
+        ),
+        (
+            replace(TEXT, data=replace(TEXT.data, subset="en", validation_share=0.02)),
+            TEXT,
+            "held out a share of 0.02",
+        ),
+        (
+            replace(TEXT, data=replace(TEXT.data, subset="en", validation_share=0.02)),
+            replace(TEXT, data=replace(TEXT.data, subset="de")),
+            None,
+        ),
         # Of a mixture every source counts.
         (
             replace(TEXT, data=replace(TEXT.data, mixture=("other=0.5",))),

@@ -33,7 +33,7 @@ from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.analysis import AnalysisOptions
 from layermem_bench.tasks import prosqa
-from layermem_bench.tasks.registry import all_tasks, get_task
+from layermem_bench.tasks.registry import all_tasks, encode, get_task
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
 TEXTS = ["What was is.", "This is his; it was, and they were.", "were they? was it? is it?"]
@@ -115,13 +115,24 @@ def test_a_text_is_read_for_the_words_of_the_paper():
     assert options.words == ("is", "are", "was", "were")
 
 
+@pytest.mark.parametrize("name", ["arithmetic", "prosqa"])
+@pytest.mark.parametrize("tokenizer", ["own", "bytes"])
+def test_a_problem_is_read_as_it_is_trained_on(name, tokenizer):
+    definition = get_task(name)
+    tokenizer = definition.tokenizer() if tokenizer == "own" else load_tokenizer("bytes")
+    problems = definition.problems("test", 20, 0)
+    read = next(draw_problems(Task(name=name, test=20)))
+    for text, prompt, solution in zip(read, *encode(tokenizer, problems), strict=True):
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == [*prompt, *solution]
+
+
 def test_a_problem_is_read_once(tmp_path):
     few = prosqa.generate(3, 0)
     file = tmp_path / "few.json"
     file.write_text(json.dumps([asdict(record) for record in [*few, *few]]))
     task = Task(name="prosqa", test=6, options=(f"test={file}",))
     texts = list(read_problems(task))
-    assert texts == [f"{record.prompt} {record.solution}" for record in few]
+    assert texts == [f"{record.prompt}{record.solution}" for record in few]
     # Other seeds give other problems, until there are no more.
     texts = list(read_problems(Task(name="arithmetic", test=60, options=("operands=2",))))
     assert len(texts) == len(set(texts)) > 60

@@ -90,6 +90,7 @@ def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys)
     result = measure(tmp_path, run, same, other, "--texts", given, folder / "text.txt")
     shown = capsys.readouterr().out
     assert "loss, against lime" in shown and "bits per byte" in shown and "other tokens" in shown
+    assert "other bytes" in shown
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "4 documents of" in page and "other: no such token" in page
     assert result.arms == {}
@@ -110,9 +111,10 @@ def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys)
     low, high = against.interval
     assert low < against.value < high and against.p < 0.05
     assert bits.differences["same"].value == pytest.approx(against.value / math.log(2), rel=1e-6)
-    # Losses of other tokens are not compared, and no mean over seeds is made of them.
-    assert set(losses.differences) == {"same"} and not losses.is_comparable
-    assert bits.is_comparable and len(bits.differences["other"].interval) == 2
+    # Losses of other tokens are not compared, nor are bits where one model does not predict the
+    # first token's bytes, and no mean over seeds is made of them.
+    for row in (losses, bits):
+        assert set(row.differences) == {"same"} and not row.is_comparable
 
 
 def test_of_many_models_p_values_are_adjusted():
@@ -145,6 +147,35 @@ def test_of_many_models_p_values_are_adjusted():
         adjusted = holm([each.p for each in raw])
         assert [each.p for each in rows[name].differences.values()] == adjusted
         assert adjusted != [each.p for each in raw]
+
+
+@pytest.mark.parametrize("lost", ["bytes", "unknown_tokens", "changed_documents"])
+def test_bits_of_other_bytes_are_not_compared(lost):
+    def read(ids, bits, **others):
+        counts = dict.fromkeys(("tokens", "unknown_tokens", "changed_documents"), 0) | others
+        counts["bytes"] = 30
+        return SimpleNamespace(
+            loss=1.0,
+            bits_per_byte=bits,
+            documents=SimpleNamespace(
+                nats=[4.0, 5.0, 6.0],
+                tokens=[5, 5, 5],
+                bytes=[10, 10, 10 - others.get("bytes", 0)],
+            ),
+            **counts,
+            **dict.fromkeys(("positions", "repetitions", "frequencies"), ()),
+            ids_digest=ids,
+            perplexity=1.0,
+        )
+
+    for others, is_compared in (({}, True), ({lost: 1}, False)):
+        row = next(losses._rows({"a": read("a", 1.0), "b": read("b", 0.5, **others)}))
+        assert row.name == "bits per byte"
+        assert row.is_comparable == is_compared == bool(row.differences)
+    # What the same tokens leave out, they leave out alike.
+    if lost != "bytes":
+        row = next(losses._rows({n: read("a", 1.0, **{lost: 1}) for n in "ab"}))
+        assert row.is_comparable and row.differences
 
 
 def test_losses_by_position_are_rows_with_a_place(run, folder, texts, tmp_path):

@@ -111,6 +111,10 @@ def test_rows_are_all_pairs_phenomena_fields_and_paradigms_with_paired_differenc
     assert (b.scores["theirs"].value, b.scores["theirs"].count, b.chance) == (0.75, 4, 0.5)
     low, high = of_all.differences["ours"].interval
     assert low < 8 / 12 < high <= 1
+    # Of two models, each difference of all pairs is one of two, of phenomena one of four.
+    two = {(r.table, r.name): r for r in right_rows(pairs, {"t": theirs, "o": ours, "p": ours})}
+    assert two[RIGHT_PAIRS, "all"].differences["p"].p == pytest.approx(2 * mcnemar(8, 0))
+    assert two[RIGHT_PAIRS, "a"].differences["o"].p == pytest.approx(4 * mcnemar(7, 0))
     # Only one table has differences: the others hold the same pairs.
     assert not any(row.differences for (table, _), row in rows.items() if table != RIGHT_PAIRS)
 

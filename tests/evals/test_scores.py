@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
+from layermem_bench.evals import adjust_together
 from layermem_bench.evals.benchmarks import compare_answers, score_answers
 from layermem_bench.results.eval import TaskAnswers
 
@@ -41,15 +42,19 @@ def test_a_score_has_an_interval_over_items_and_one_over_seeds():
     assert (alone.repeats, alone.counts, norm) == ((0.5,), {}, None)
 
 
-def test_differences_are_paired_and_adjusted_for_the_number_of_tasks():
+def test_differences_are_paired_and_adjusted_for_the_number_of_tasks_and_models():
     ours = {"a": [answers([1] * 9 + [0])], "b": [answers([1, 0] * 5)]}
     theirs = {"a": [answers([0] * 9 + [1])], "b": [answers([0, 1] * 5)]}
-    found = compare_answers(ours, theirs)
+    raw = compare_answers(ours, theirs)
+    found = adjust_together({"one": raw})["one"]
     a, b = found["a"], found["b"]
     assert a.value == pytest.approx(0.8)
     # Holm: the smaller of two p-values is doubled.
     assert a.p == pytest.approx(2 * stats.binomtest(9, 10).pvalue)
     assert (b.value, b.p) == (0, 1)
+    # Of two models there are four.
+    of_two = adjust_together({"one": raw, "other": raw})
+    assert of_two["one"]["a"].p == of_two["other"]["a"].p == pytest.approx(4 * raw["a"].p)
     low, high = a.interval
     assert low < 0.8 <= high <= 1.0
     # The same items are drawn for both: models that agree on every item do not differ at all.

@@ -59,6 +59,18 @@ def test_the_tables_of_a_study_follow_from_its_export(suffix, read, tmp_path):
     assert [t.texts() for t in report.tables(emptied)] != expected
 
 
+def test_a_run_of_several_records_is_there_once_or_refused(tmp_path):
+    result = read_result(StudyResult, RECORD)
+    path, alone = tmp_path / "long.csv", tmp_path / "alone.csv"
+    assert export([result, result], path) == export([result], alone)
+    assert path.read_text() == alone.read_text()
+    run, *others = result.runs
+    (metric, value), *_ = run.metrics.items()
+    again = replace(run, metrics={**run.metrics, metric: value + 1e-3})
+    with pytest.raises(ValueError, match=f"the run {run.name} with two values of {metric}"):
+        export([result, replace(result, runs=(again, *others))], path)
+
+
 def test_a_run_without_values_has_a_row_that_says_so(tmp_path):
     runs = tmp_path / "runs"
     record(runs / "plain", variant="plain", seed=0)

@@ -20,7 +20,7 @@ from layermem.retrofit.loading import (
     load_reporting,
     stray_routers,
 )
-from layermem_bench.analysis.earlier_stages import read_lineage
+from layermem_bench.analysis.earlier_stages import Lineage, read_lineage
 from layermem_bench.config.run import Data, Run
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 
@@ -40,6 +40,8 @@ class Checkpoint:
     """The run that trained it; None: it is no run's."""
     text: Data | None = None
     """How it was trained on text, if a run of ours did so last."""
+    goes_on: bool = False
+    """Whether its training went on from a model of others, which began texts in its own way."""
     folder: RunFolder | None = None
     base: Path | str | None = None
     """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
@@ -48,11 +50,12 @@ class Checkpoint:
 
     @property
     def predecessor(self) -> int | None:
-        """Id that stands before a text: in the blocks of a run on text its end token, which says
-        nothing where documents are kept apart; else the tokenizer's BOS, or EOS where it has no
-        BOS; None: nothing stands there, or nothing that the model has learnt."""
+        """Id that stands before a text: in the blocks of a run on text from new weights its end
+        token, which says nothing where documents are kept apart; else the tokenizer's BOS, or EOS
+        where it has no BOS, so that a model and what it was made from are read alike; None: nothing
+        stands there, or nothing that the model has learnt."""
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        if self.text is not None:
+        if self.text is not None and not self.goes_on:
             return None if self.text.isolate_documents else eos
         return eos if bos is None else bos
 
@@ -158,30 +161,46 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     base, revision = find_base(location) if is_attached(location) else (location, None)
     with _explain_missing_model(base):
         AutoConfig.from_pretrained(base, revision=revision or "main")
+    lineage = _lineage_of(location)
     has_tokenizer = (Path(location) / "tokenizer_config.json").exists()
     return Checkpoint(
         name=name,
         location=location,
         tokenizer=_load_tokenizer(location if has_tokenizer else base),
         run=run,
-        text=_text_of(run, location),
+        text=_text_of(run, lineage),
+        goes_on=_goes_on(run, lineage),
         folder=folder if is_run else None,
         base=None if base == location else base,
         revision=revision,
     )
 
 
-def _text_of(run: Run | None, location: Path | str) -> Data | None:
+def _lineage_of(location: Path | str) -> Lineage | None:
+    """Return what a model was trained on; None: that cannot be read."""
+    try:
+        return read_lineage(location)
+    except ValueError as error:
+        logger.warning("how %s was trained is not known: %s", location, error)
+        return None
+
+
+def _goes_on(run: Run | None, lineage: Lineage | None) -> bool:
+    """Return whether our runs went on from a model of others.
+
+    A lineage names a teacher of others too, which a run with new weights does not go on from.
+    """
+    if run is not None and not (run.model.pretrained or run.host.model):
+        return False
+    return lineage is not None and lineage.before is not None and bool(lineage.stages)
+
+
+def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
     """Return how a model was trained on text, if that was the last of its training: also of a run's
     model under another path, as a checkpoint or a copy, which has no run."""
     if run is not None:
         return run.data if run.task.name is None and run.records.source is None else None
-    try:
-        stages = read_lineage(location).stages
-    except ValueError as error:
-        logger.warning("how %s was trained is not known: %s", location, error)
-        return None
-    return stages[-1].data if stages else None
+    return lineage.stages[-1].data if lineage is not None and lineage.stages else None
 
 
 def _load_tokenizer(location: Path | str) -> Any:

@@ -209,7 +209,7 @@ def stages_on(lineage: Lineage, text: Data) -> list[Stage]:
 def _is_of(stage: Stage, theirs: Data | Records, ours: Data | Records, source: str) -> bool:
     """Return whether a source of ours is among those that a stage was trained on."""
     named = hub_name(source) in map(hub_name, _sources(theirs))
-    if named and _of_hub(ours) == _of_hub(theirs):
+    if named and _may_be_one_subset(ours, theirs):
         return True
     digests = _digests_of_files(ours, source) if stage.content else ()
     return not {*stage.content}.isdisjoint(digests)
@@ -227,5 +227,10 @@ def _keys(records: Records) -> tuple[str, ...]:
     return records.fields
 
 
-def _of_hub(source: Data | Records) -> tuple[str | None, ...]:
-    return (source.subset, source.revision) if isinstance(source, Data) else ()
+def _may_be_one_subset(ours: Data | Records, theirs: Data | Records) -> bool:
+    """Return whether both may read the same part of a data set of the hub.
+
+    Another revision has most of the same documents, and no subset is the data set's default.
+    """
+    subsets = {part.subset for part in (ours, theirs) if isinstance(part, Data)} - {None}
+    return len(subsets) < 2

@@ -196,7 +196,7 @@ def _text_of(problem: Problem) -> str:
     # The prompt of a problem with queries is the whole sequence; its answers are labels.
     if isinstance(problem, Queried):
         return problem.prompt
-    return f"{problem.prompt} {problem.solution}"
+    return f"{problem.prompt}{problem.solution}"
 
 
 def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:

@@ -9,11 +9,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from layermem_bench.results.eval import Difference, Score
 from layermem_bench.results.intervals import holm, mcnemar, paired, proportion, ratio_interval
 
+Key = TypeVar("Key")
 Tell = Callable[[str, int | None, int | None], None]
 """Called with what is being done, how much is done, and of how much, where that is known."""
 
@@ -60,10 +61,20 @@ def compare_right(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
     )
 
 
-def adjust(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+def adjust(differences: Mapping[Key, Difference]) -> dict[Key, Difference]:
     """Return differences with p-values, where they have one, adjusted by Holm's method."""
     adjusted = iter(holm([each.p for each in differences.values() if each.p is not None]))
     return {
-        name: each if each.p is None else replace(each, p=next(adjusted))
-        for name, each in differences.items()
+        key: each if each.p is None else replace(each, p=next(adjusted))
+        for key, each in differences.items()
     }
+
+
+def adjust_together(
+    differences: Mapping[str, Mapping[str, Difference]],
+) -> dict[str, dict[str, Difference]]:
+    """Return the differences of each model on each task, adjusted for all of them at once."""
+    adjusted = adjust(
+        {(m, task): each for m, of_model in differences.items() for task, each in of_model.items()}
+    )
+    return {m: {task: adjusted[m, task] for task in of} for m, of in differences.items()}

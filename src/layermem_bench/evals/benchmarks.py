@@ -24,7 +24,7 @@ from layermem.models.files import write_atomically
 from layermem.models.plugins import plugin_digest
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config.hashing import sources_digest
-from layermem_bench.evals import Tell, adjust, compare_right, share_right
+from layermem_bench.evals import Tell, adjust_together, compare_right, share_right
 from layermem_bench.evals.prepared_tasks import PreparedTask, digest, prepare_tasks
 from layermem_bench.results.eval import (
     Difference,
@@ -49,8 +49,8 @@ _TABLES = {
         better="higher",
         caption=f"{_INTERVALS} Differences: by the jackknife over items and paired over seeds; p "
         "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
-        "by Holm's method. The paper's figures are of 1B models after 50B tokens, 3-shot; it does "
-        "not say whether by acc or acc_norm. An item is never its own example.",
+        "and models by Holm's method. The paper's figures are of 1B models after 50B tokens, "
+        "3-shot; it does not say whether by acc or acc_norm. An item is never its own example.",
     ),
     RIGHT_NORM: Table(
         better="higher", caption=f"{_INTERVALS} By log-probability per character of a choice."
@@ -179,7 +179,7 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield a row for each task, and one for their mean; then those by character."""
     (_, first), *others = answers.items()
-    differences = {name: compare_answers(of_model, first) for name, of_model in others}
+    differences = adjust_together({name: compare_answers(of, first) for name, of in others})
     scores = {
         name: {task: score_answers(seeds) for task, seeds in of_model.items()}
         for name, of_model in answers.items()
@@ -241,7 +241,7 @@ def score_answers(seeds: Sequence[TaskAnswers]) -> tuple[Score, Score | None]:
 def compare_answers(
     ours: Mapping[str, Sequence[TaskAnswers]], theirs: Mapping[str, Sequence[TaskAnswers]]
 ) -> dict[str, Difference]:
-    """Return the difference on each task, with p-values adjusted for the number of tasks."""
+    """Return the difference on each task, with p-values of each by itself."""
     for task, answers in ours.items():
         for mine, other in zip(answers, theirs[task], strict=True):
             if mine.prompts != other.prompts:
@@ -250,9 +250,7 @@ def compare_answers(
                     "models, so their answers cannot be paired; delete the folder answers, and all "
                     "are asked again"
                 )
-    return adjust(
-        {
-            task: compare_right([a.right for a in answers], [a.right for a in theirs[task]])
-            for task, answers in ours.items()
-        }
-    )
+    return {
+        task: compare_right([a.right for a in answers], [a.right for a in theirs[task]])
+        for task, answers in ours.items()
+    }

@@ -17,7 +17,7 @@ import numpy as np
 from layermem_bench.analysis.capture import capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.analysis.separability import FOLDS, separability
-from layermem_bench.evals import Tell, adjust, compare_right, share_right
+from layermem_bench.evals import Tell, adjust, adjust_together, compare_right, share_right
 from layermem_bench.evals.minimal_pairs import Pair, encode_sentences, judge_pairs, read_pairs
 from layermem_bench.evals.perplexity import Predecessor, pad_right
 from layermem_bench.results.analysis import Probe, Representation
@@ -45,7 +45,8 @@ _TABLES: Mapping[str, Table] = {
     RIGHT_PAIRS: Table(
         better="higher",
         caption=f"{_INTERVALS} Differences: by the jackknife over pairs, p-values of McNemar's "
-        "exact test; those by phenomenon are adjusted for their number by Holm's method.",
+        "exact test, adjusted for the number of models, those by phenomenon for that of phenomena "
+        "too, by Holm's method.",
     ),
     f"{RIGHT_PAIRS} by field": Table(better="higher", caption=_INTERVALS),
     f"{RIGHT_PAIRS} by paradigm": Table(better="higher", caption=_INTERVALS, is_long=True),
@@ -112,13 +113,14 @@ def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]
     """
     (_, theirs), *others = margins.items()
     phenomena = _groups([pair.phenomenon for pair in pairs])
-    compared = {
-        model: {
-            "all": _compare(ours, theirs),
-            **adjust({name: _compare(ours[at], theirs[at]) for name, at in phenomena.items()}),
+    of_all = adjust({model: _compare(ours, theirs) for model, ours in others})
+    of_phenomena = adjust_together(
+        {
+            model: {name: _compare(ours[at], theirs[at]) for name, at in phenomena.items()}
+            for model, ours in others
         }
-        for model, ours in others
-    }
+    )
+    compared = {model: {"all": of_all[model], **of_phenomena[model]} for model, _ in others}
     everything = {"all": np.ones(len(pairs), dtype=bool)}
     for table, groups, differences in (
         (RIGHT_PAIRS, everything | phenomena, compared),

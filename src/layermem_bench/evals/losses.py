@@ -147,10 +147,12 @@ def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]
 def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
     (_, first), *others = models.items()
     same_tokens = {n: m for n, m in others if _are_same_tokens(m, first)}
+    same_bytes = {n: m for n, m in others if n in same_tokens or _are_same_bytes(m, first)}
     yield Row(
         table=LOSS,
         name="bits per byte",
         unit="bytes",
+        is_comparable=len(same_bytes) == len(others),
         scores={
             name: Score(
                 value=model.bits_per_byte,
@@ -166,7 +168,7 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
             )
             for name, model in models.items()
         },
-        differences=adjust({name: _bits_between(model, first) for name, model in others}),
+        differences=adjust({n: _bits_between(model, first) for n, model in same_bytes.items()}),
     )
     row = partial(Row, unit="tokens", is_comparable=len(same_tokens) == len(others))
     losses = {name: Score(value=model.loss, count=model.tokens) for name, model in models.items()}
@@ -206,6 +208,12 @@ def _ablated_rows(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[
 def _are_same_tokens(one: Perplexity, other: Perplexity) -> bool:
     """Whether two models predicted the same ids, each of them from as many tokens."""
     return (one.ids_digest, one.documents.tokens) == (other.ids_digest, other.documents.tokens)
+
+
+def _are_same_bytes(one: Perplexity, other: Perplexity) -> bool:
+    """Whether two models predicted the same bytes of each document, all as they stand there."""
+    whole = not any(each.unknown_tokens or each.changed_documents for each in (one, other))
+    return whole and one.documents.bytes == other.documents.bytes
 
 
 def _span(place: SpanLoss) -> str:
@@ -253,8 +261,8 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
     return (
         f"{documents:,} documents of {', '.join(texts)}, each by itself, in windows of "
         f"{options.context} tokens that are {options.stride} apart; each token is predicted once. "
-        "Before a document stands the token that stands there in training: of runs on text the "
-        "end token, else the tokenizer's BOS token, or EOS where it has no BOS."
+        "Before a document stands the token that stands there in training: of runs on text from "
+        "new weights the end token, else the tokenizer's BOS token, or EOS where it has no BOS."
         f"{not_predicted if without else ''} Where a tokenizer has unknown tokens, or "
         "tokens that do not spell the text (spaces or capitals are lost), its bits per byte are of "
         "less than the text and compare with no other tokenizer's."

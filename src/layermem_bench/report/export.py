@@ -3,14 +3,14 @@
 A row is one value of one run: a metric that it is judged by (``step`` is missing), or a number of
 one of its validations. A run without values (diverged, failed, begun) has one row without metric
 and value, so that none is left out; ``state`` and ``note`` say why. A run that counts under several
-conditions has its rows under each. A missing number is null in Parquet and an empty field in CSV;
-no value is NaN or infinite.
+conditions has its rows under each, and one that several records of a study have, has them once. A
+missing number is null in Parquet and an empty field in CSV; no value is NaN or infinite.
 """
 
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ _KINDS: Mapping[str, str] = {
 }
 COLUMNS = tuple(_KINDS)
 """The columns of the table."""
+# What two rows of one value have in common.
+_IDENTITY = (
+    *("study", "board", "condition", "arm", "seed", "run", "run_id", "state", "metric", "step"),
+)
 _OF_VALIDATION = ("val_loss", "val_accuracy", "val_steps")
 
 
@@ -45,11 +49,29 @@ def check(path: Path) -> None:
 def export(results: Sequence[StudyResult], path: Path) -> int:
     """Write the runs of some studies, whole or not at all; return the number of rows."""
     check(path)
-    rows = [row for result in results for row in long_rows(result)]
+    rows = _distinct(row for result in results for row in long_rows(result))
     path.parent.mkdir(parents=True, exist_ok=True)
     content = _as_csv(rows) if path.suffix.lower() == ".csv" else _as_parquet(rows)
     write_atomically(path, content)
     return len(rows)
+
+
+def _distinct(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without those that several records of one study have alike.
+
+    Raise ``ValueError`` where they have other values: as two values, a run would count twice.
+    """
+    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in _IDENTITY)
+        known = seen.setdefault(key, row)
+        if known["value"] != row["value"]:
+            raise ValueError(
+                f"the records of {row['study']} have the run {row['run']} with two values of "
+                f"{row['metric']}, {known['value']} and {row['value']}: it was trained twice, and "
+                "would count as two runs; export each record into a table of its own"
+            )
+    return list(seen.values())
 
 
 def long_rows(result: StudyResult) -> Iterator[dict[str, Any]]:
