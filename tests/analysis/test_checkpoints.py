@@ -1,5 +1,6 @@
 """Test that checkpoints that cannot be analyzed, or not side by side, are refused."""
 
+import json
 import shutil
 
 import pytest
@@ -73,6 +74,16 @@ def test_missing_weights_are_refused(run, folder, tmp_path):
         SystemExit, match=r"half lacks 9 of the model's weights, such as model\.layers\.1"
     ):
         cli.main(["analyze", str(path), *options])
+
+
+def test_weights_of_more_layers_than_the_config_has_are_refused(run, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    load_tokenizer("bytes").save_pretrained(tmp_path)
+    (checkpoint,) = checkpoints.open_checkpoints([str(tmp_path)])
+    with pytest.raises(ValueError, match=r"weights of layers, such as model.layers.2.*no place"):
+        load_model(checkpoint)
 
 
 def test_tokenizers_that_use_one_vocabulary_in_two_ways_are_refused(run, folder, tmp_path):

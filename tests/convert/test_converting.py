@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from layermem.convert.converting import as_llama, convert, find_source
 from layermem.convert.new_folder import new_folder
+from layermem.convert.storage import with_storage
 from layermem.models.registry import lookup
 from layermem.retrofit import attach
 from layermem_bench.cli import main
@@ -108,6 +110,27 @@ def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenize
     )
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert torch.equal(back(ids).logits, model(ids).logits)
+
+
+def test_a_head_of_its_own_stays_apart_though_the_config_says_tied(tmp_path, ids):
+    """transformers reads such a file as two weights, and a new model of its config has one."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True)).save_pretrained(tmp_path / "a")
+    file = tmp_path / "a" / "model.safetensors"
+    weights = load_file(file)
+    head = torch.randn_like(weights["model.embed_tokens.weight"])
+    save_file({**weights, "lm_head.weight": head}, file, metadata={"format": "pt"})
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        logits = expected(ids).logits
+        assert not torch.equal(expected.lm_head.weight, expected.get_input_embeddings().weight)
+        for source, target, variant in (("a", "b", "plain"), ("b", "c", "llama")):
+            convert(str(tmp_path / source), tmp_path / target, variant=variant)
+            got = AutoModelForCausalLM.from_pretrained(tmp_path / target)(ids).logits
+            torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-5)
+        # With all layers storing, nothing is changed.
+        model, _ = with_storage(expected, TINY["num_hidden_layers"], [ids.repeat(4, 20)])
+        torch.testing.assert_close(model(ids).logits, logits, rtol=1e-4, atol=1e-5)
 
 
 def test_only_a_plain_decoder_becomes_a_llama(llama, tmp_path):

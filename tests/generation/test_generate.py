@@ -1,6 +1,5 @@
 """`layermem models generate`: batches equal single prompts, draws, ends, chats, what is refused."""
 
-import functools
 import io
 import json
 import re
@@ -25,7 +24,12 @@ from transformers import (
 from layermem.convert.converting import convert
 from layermem.generation.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
 from layermem.generation.generation import TextGenerator, batches
-from layermem.generation.prompts import GenerationSettings, encode_prompts, prompts_of_texts
+from layermem.generation.prompts import (
+    GenerationSettings,
+    TextStart,
+    encode_prompts,
+    prompts_of_texts,
+)
 from layermem.models.registry import lookup
 from layermem_bench.cli import main
 
@@ -39,7 +43,6 @@ def tokenizer(tokenizer):
     return tokenizer
 
 
-@functools.cache
 def make_model(name, **config):
     """Return a random model whose continuations differ from prompt to prompt."""
     torch.manual_seed(3)
@@ -263,7 +266,7 @@ def test_chats(folder, tokenizer, tmp_path):
     main([*asked, "--chat", "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [line["prompt"] for line in lines]
-    plain = run(make_model("lime"), tokenizer, ["u a b h", "a c h"], max_new_tokens=5)
+    plain = run(make_model("lime"), tokenizer, ["<unk> a b h", "a c h"], max_new_tokens=5)
     assert [row["completion"] for row in rows] == [each.text for each in plain]
     with pytest.raises(SystemExit, match=r"chats.jsonl, line 2 holds messages of a chat; add --c"):
         main(asked)
@@ -344,6 +347,48 @@ def test_an_end_token_that_the_tokenizer_adds_is_left_out(tokenizer):
     )
     prompts = encode_prompts(tokenizer, prompts_of_texts(["a", "", "a </s>"]), chat=False)
     assert [prompt.ids for prompt in prompts] == [(1, 4), (1,), (1, 4, 2, 2)]
+
+
+def test_a_model_is_read_behind_what_it_has_learnt(tokenizer):
+    """Blocks of a run on text have the end token before a document, and never a BOS."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    prompts = prompts_of_texts(["a", ""])
+    start = TextStart(added=False, first=2)
+    encoded = encode_prompts(tokenizer, prompts, chat=False, start=start)
+    assert [prompt.ids for prompt in encoded] == [(4,), (2,)]
+    # Where documents were kept apart, nothing stood before them.
+    with pytest.raises(ValueError, match="is empty, and there is no BOS or EOS token"):
+        encode_prompts(tokenizer, prompts, chat=False, start=TextStart(added=False))
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
+def test_a_prompt_without_tokens_is_refused(tokenizer, chat):
+    """The model would go on with a sign for all that it does not know."""
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(ValueError, match="prompt 2.* has no token for '×' in 'a × b'"):
+        encode_prompts(tokenizer, prompts_of_texts(["a b", "a × b"]), chat=chat)
+    encode_prompts(tokenizer, prompts_of_texts([f"a {tokenizer.unk_token} b"]), chat=chat)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": [4, 5, 6, 7]},
+        {"forced_eos_token_id": 2},
+        {"max_time": 1e-9},
+        {"guidance_scale": 3.0},
+        {"encoder_repetition_penalty": 5.0},
+    ],
+    ids=str,
+)
+def test_greedy_tokens_are_the_most_probable_whatever_the_model_says(own, tokenizer):
+    expected = run(make_model("lime"), tokenizer)
+    assert run(make_model("lime", **own), tokenizer) == expected
 
 
 @pytest.mark.slow

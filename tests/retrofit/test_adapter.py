@@ -234,6 +234,58 @@ def test_the_base_of_merged_lora_is_another_one_and_below_lora_it_is_the_same(tm
         load_routers(attach(make_host("llama")), tmp_path / "merged")
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "other", "message"),
+    [
+        ("llama", {}, {"rms_norm_eps": 0.1}, "rms_norm_eps=1e-06, and this one has 0.1"),
+        (
+            "llama",
+            {},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+            "rope_parameters.rope_type=default, and this one has linear",
+        ),
+        (
+            "mistral",
+            {"sliding_window": 8},
+            {"sliding_window": 3},
+            "sliding_window=8, and this one has 3",
+        ),
+    ],
+    ids=["eps", "rope", "window"],
+)
+def test_a_base_that_computes_otherwise_is_refused(name, fields, other, message, tmp_path):
+    model = attach(make_host(name, **fields))
+    shake_routers(model)
+    save_routers(model, tmp_path)
+    load_routers(attach(make_host(name, **fields)), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_routers(attach(make_host(name, **{**fields, **other})), tmp_path)
+    # Files of an older release do not say it.
+    settings = json.loads((tmp_path / "routers.json").read_text())
+    del settings["base"]["computes"], settings["base"]["embeddings"]
+    (tmp_path / "routers.json").write_text(json.dumps(settings))
+    load_routers(attach(make_host(name, **{**fields, **other})), tmp_path)
+
+
+def test_an_encoder_with_other_embeddings_is_another_base(tmp_path):
+    model = attach(make_host("bert"))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(1)
+    save_routers(model, tmp_path)
+    load_routers(model, tmp_path)
+    with pytest.raises(adapter.OtherBase, match="whose weights are others"):
+        load_routers(attach(make_host("bert")), tmp_path)
+
+
+def test_a_setting_of_a_newer_release_is_refused(tmp_path):
+    attach(make_host("llama")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["layer_memory"]["router_scale"] = 0.5
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"router_scale=0.5 is no setting .*pip install"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_samples_of_a_large_weight_are_of_all_its_columns(monkeypatch, tmp_path):
     monkeypatch.setattr(adapter, "_SAMPLES", 128)
     model = make_attached("llama")
@@ -307,7 +359,16 @@ def test_copies_of_a_model_are_apart(tmp_path):
 def test_settings_are_readable(tmp_path):
     save_routers(make_attached("llama"), tmp_path)
     settings = json.loads((tmp_path / "routers.json").read_text())
-    assert settings["base"].keys() == {"name", "licence", "revision", "fingerprints"}
+    assert settings["base"].keys() == {
+        *("name", "licence", "revision", "fingerprints", "embeddings", "computes"),
+    }
+    assert settings["base"]["embeddings"] is None
+    assert settings["base"]["computes"] == {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters.rope_type": "default",
+        "rope_parameters.rope_theta": 10000.0,
+    }
     assert settings["base"]["fingerprints"].keys() == {"bfloat16", "float16"}
     assert settings["architecture"] == "LlamaModel"
     assert settings["host"]["key"] == "k_proj"

@@ -219,6 +219,33 @@ def test_routers_alone_learn(name):
 
 
 @needs_stories
+def test_routers_keep_32_bits_in_a_model_that_is_cast_later():
+    """In 16, a step of 1e-3 on a weight of 1 would be rounded away."""
+    model = attach(make_host("llama"))
+    shake_routers(model)
+    expected = [weight.clone() for weight in router_parameters(model)]
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        model.to(dtype)
+        at_least = torch.promote_types(dtype, torch.float32)
+        assert {weight.dtype for weight in router_parameters(model)} == {at_least}
+        assert model.lm_head.weight.dtype == dtype
+    for weight, before in zip(router_parameters(model), expected, strict=True):
+        assert torch.equal(weight.float(), before)
+    model.to("meta")
+    assert all(weight.is_meta for weight in router_parameters(model))
+
+
+def test_what_trained_before_trains_after_detaching():
+    model = attach(make_host("llama"))
+    model.lm_head.weight.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    trainable(model, "routers")
+    trainable(model, "routers")
+    detach(model)
+    assert len(set(before.values())) == 2
+    assert all(p.requires_grad == before[name] for name, p in model.named_parameters())
+
+
 def test_a_published_checkpoint(tmp_path):
     model, ids = stories_model().eval(), torch.full((4, 1), 1)
     torch.manual_seed(0)

@@ -228,6 +228,8 @@ def as_llama(source: Path | str) -> LlamaForCausalLM:
             "a LLaMA of transformers"
         )
     values = {k: v for k, v in plain.config.to_dict().items() if k not in _OF_THE_FILE}
+    # A checkpoint may have a head of its own though its config says that it is tied.
+    values["tie_word_embeddings"] = plain.lm_head.weight is plain.get_input_embeddings().weight
     llama = LlamaForCausalLM(LlamaConfig(**values)).to(plain.dtype)
     llama.load_state_dict(plain.state_dict())
     llama.generation_config = plain.generation_config

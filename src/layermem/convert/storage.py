@@ -75,6 +75,8 @@ def with_storage(
     which is the new model's too.
     """
     llama: Any = PlainForCausalLM.from_llama(source).to(source.device).eval()
+    # A checkpoint may have a head of its own though its config says that it is tied.
+    llama.config.tie_word_embeddings = llama.lm_head.weight is llama.get_input_embeddings().weight
     config = config_with_storage(llama.config, storage, method=method, **fields)
     texts = list(texts)
     if any(not isinstance(ids, Tensor) or ids.ndim != 2 for ids in texts):

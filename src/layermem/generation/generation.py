@@ -6,7 +6,6 @@ noticed in the first batch.
 Letters: B prompts of a batch, T tokens.
 """
 
-import copy
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,9 +23,6 @@ from transformers import (
 
 from layermem.generation.decoding import Continuation, Decoder, TextStream, processors
 from layermem.generation.prompts import GenerationSettings, Prompt
-
-# Fields of transformers' generation config whose work processors of ours do, and the whole length.
-_OURS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_length")
 
 
 @dataclass(kw_only=True)
@@ -119,31 +115,28 @@ class _Watch(StoppingCriteria):
 def _generation_config(
     model: Any, tokenizer: Any, settings: GenerationSettings
 ) -> GenerationConfig:
-    """Return the model's own generation config with the settings in place.
+    """Return the settings as a generation config; of the model's own it has the end tokens.
 
-    Draws and penalties are made by processors of ours: transformers' own search is greedy.
+    Draws and penalties are made by processors of ours: transformers' own search is greedy. Whatever
+    else the model's own says (n-grams that may not be repeated, suppressed tokens, a time limit)
+    would change what is the most probable.
     """
-    config = copy.deepcopy(model.generation_config)
-    ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
+    ends = model.generation_config.eos_token_id
+    ends = ends if ends is not None else tokenizer.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     padding = tokenizer.pad_token_id
-    changes = {
-        **dict.fromkeys(_OURS),
-        "do_sample": False,
-        "eos_token_id": ends or None,
+    config = GenerationConfig(
+        do_sample=False,
+        eos_token_id=ends or None,
         # A masked position: any id will do.
-        "pad_token_id": padding if padding is not None else ends[0] if ends else 0,
-        "max_new_tokens": settings.max_new_tokens,
-        "num_beams": settings.num_beams,
-        "num_return_sequences": 1,
-        "return_dict_in_generate": False,
-        "cache_implementation": "static" if settings.cache == "static" else None,
-        "use_cache": True,
+        pad_token_id=padding if padding is not None else ends[0] if ends else 0,
+        max_new_tokens=settings.max_new_tokens,
+        num_beams=settings.num_beams,
+        cache_implementation="static" if settings.cache == "static" else None,
+        use_cache=True,
         # The compiled forward of a token is used with a static cache, if at all.
-        "disable_compile": not settings.compile,
-    }
-    for name, value in changes.items():
-        setattr(config, name, value)
+        disable_compile=not settings.compile,
+    )
     if settings.compile:
         config.compile_config = CompileConfig()
         config.compile_config._compile_all_devices = True

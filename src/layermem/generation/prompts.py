@@ -123,24 +123,49 @@ def check_messages(messages: Sequence[Any], where: str) -> None:
         raise ValueError(f"{where} has no message")
 
 
-def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], *, chat: bool) -> list[Prompt]:
-    """Return prompts with their tokens.
+@dataclass(frozen=True, kw_only=True)
+class TextStart:
+    """How the texts began that a model was trained on."""
+
+    added: bool = True
+    """Whether with the tokens that the tokenizer puts before a text."""
+    first: int | None = None
+    """Id that stood before a text; None: there is none that the model has learnt."""
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any) -> "TextStart":
+        """Return what a tokenizer says: its BOS token, or EOS where it has no BOS."""
+        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        return cls(first=eos if bos is None else bos)
+
+
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[Prompt], *, chat: bool, start: TextStart | None = None
+) -> list[Prompt]:
+    """Return prompts with their tokens; refuse a text that the tokenizer has no tokens for.
 
     An end token that the tokenizer adds is left out. A prompt without any token begins with the
-    tokenizer's BOS token, or EOS where it has no BOS.
+    first one of ``start``, without which the tokenizer decides.
     """
     if chat and not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "the tokenizer has no chat template; leave --chat out, or set tokenizer.chat_template "
             "and save it"
         )
-    encode = _encode_chat if chat else _encode_text
-    return [replace(prompt, ids=tuple(encode(tokenizer, prompt))) for prompt in prompts]
+    if chat:
+        return [replace(prompt, ids=tuple(_encode_chat(tokenizer, prompt))) for prompt in prompts]
+    start = start or TextStart.of_tokenizer(tokenizer)
+    return [
+        replace(prompt, ids=tuple(_encode_text(tokenizer, prompt, start))) for prompt in prompts
+    ]
 
 
 def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
     content = prompt.content
     messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    for text in (message["content"] for message in messages):
+        if isinstance(text, str):
+            _encode_known(tokenizer, text, prompt.where)
     try:
         return list(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -149,23 +174,40 @@ def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
         raise ValueError(f"{prompt.where} does not fit the chat template: {error}") from error
 
 
-def _encode_text(tokenizer: Any, prompt: Prompt) -> list[int]:
+def _encode_known(tokenizer: Any, text: str, where: str) -> list[int]:
+    """Return the tokens of a text; raise if one of them stands for what has no token."""
+    ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown not in ids or tokenizer.unk_token in text:
+        return ids
+    piece = f"all of {text!r:.60}"
+    if tokenizer.is_fast:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        begin, end = found["offset_mapping"][ids.index(unknown)]
+        piece = f"{text[begin:end]!r} in {text!r:.60}"
+    raise ValueError(
+        f"{where}: the tokenizer has no token for {piece}, in place of which the model would read "
+        f"{tokenizer.unk_token}; write it in the words of what the model was trained on"
+    )
+
+
+def _encode_text(tokenizer: Any, prompt: Prompt, start: TextStart) -> list[int]:
     if not isinstance(prompt.content, str):
         raise ValueError(f"{prompt.where} holds messages of a chat; add --chat")
-    ids = list(tokenizer(prompt.content, verbose=False)["input_ids"])
-    own = tokenizer(prompt.content, add_special_tokens=False, verbose=False)["input_ids"]
-    end = tokenizer.eos_token_id
-    if len(ids) > len(own) and ids[-1] == end and list(own[-1:]) != [end]:
-        ids.pop()
+    own = _encode_known(tokenizer, prompt.content, prompt.where)
+    ids, end = own, tokenizer.eos_token_id
+    if start.added:
+        ids = list(tokenizer(prompt.content, verbose=False)["input_ids"])
+        if len(ids) > len(own) and ids[-1] == end and own[-1:] != [end]:
+            ids.pop()
     if ids:
         return ids
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end
-    if start is None:
+    if start.first is None:
         raise ValueError(
-            f"{prompt.where} is empty, and the tokenizer has no BOS or EOS token to begin with; "
-            "give it a text"
+            f"{prompt.where} is empty, and there is no BOS or EOS token to begin with that the "
+            "model has learnt; give it a text"
         )
-    return [start]
+    return [start.first]
 
 
 def check_prompts(prompts: Sequence[Prompt], config: Any, max_new_tokens: int) -> None:

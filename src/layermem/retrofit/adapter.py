@@ -18,7 +18,7 @@ was merged, therefore gives an adapter of the trained base, which is saved with
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,13 @@ _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
 _WRAPPED = ("base_layer", "original_module")
 _FORMAT = 3
+# Fields of a config by which the same weights compute something else.
+_COMPUTES = (
+    *("hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("query_pre_attn_scalar", "partial_rotary_factor", "rotary_pct"),
+)
+_OF_ROPE = ("rope_type", "rope_theta", "factor")
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -109,7 +116,7 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     keeps_card = (path / CARD).exists() and not _is_of_replaced(path)
     copies = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     content = save(copies, metadata={"format": "pt"})
-    settings = {**_describe(attachment), "digest": hashlib.sha256(content).hexdigest()}
+    settings = {**_describe(model), "digest": hashlib.sha256(content).hexdigest()}
     if lineage := getattr(getattr(model, "config", None), FIELD, None):
         settings[FIELD] = lineage
     write_atomically(path / WEIGHTS, content)
@@ -135,7 +142,7 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     """Do the same, where ``base`` has the base's weights; in another precision, it may be."""
     attachment = attachment_of(model)
     saved = read_settings(path)
-    _check(saved, _describe(attachment_of(base)), path)
+    _check(saved, _describe(base), path)
     weights = _weights(attachment)
     try:
         content = (path / WEIGHTS).read_bytes()
@@ -179,8 +186,9 @@ def _weights(attachment: Attachment) -> dict[str, Tensor]:
     return weights
 
 
-def _describe(attachment: Attachment) -> dict[str, Any]:
+def _describe(model: nn.Module) -> dict[str, Any]:
     """Return the contents of routers.json for a model as it is."""
+    attachment = attachment_of(model)
     config = getattr(attachment.owner, "config", None)
     name = getattr(config, "_name_or_path", "") or ""
     return {
@@ -190,6 +198,8 @@ def _describe(attachment: Attachment) -> dict[str, Any]:
             "licence": read_licence(name) if name else None,
             "revision": getattr(config, "_commit_hash", None),
             "fingerprints": _hash_weights(attachment),
+            "embeddings": _hash_embeddings(model, attachment),
+            "computes": _computes(config),
         },
         **attachment.describe(),
     }
@@ -197,9 +207,35 @@ def _describe(attachment: Attachment) -> dict[str, Any]:
 
 def _hash_weights(attachment: Attachment) -> dict[str, str]:
     """Return hashes of samples of all weights of the base model, by what they are rounded to."""
-    digests = {name: hashlib.sha256() for name in _PRECISIONS}
     routers = {id(attention._modules.get(MEMORY)) for attention in attachment.attentions}
-    for name, weight in _base_weights(attachment.owner, "", routers):
+    return _hash_all(_base_weights(attachment.owner, "", routers))
+
+
+def _hash_embeddings(model: Any, attachment: Attachment) -> dict[str, str] | None:
+    """Return the same of embeddings outside of the module that runs the layers, as an encoder's."""
+    try:
+        embeddings = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    if any(embeddings is module for module in attachment.owner.modules()):
+        return None
+    return _hash_all(_base_weights(embeddings, "", ()))
+
+
+def _computes(config: Any) -> dict[str, Any]:
+    """Return what a config says of how the base computes, which its weights do not show."""
+    fields = {name: getattr(config, name, None) for name in _COMPUTES}
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_kind = {k: v for k, v in rope.items() if isinstance(v, dict)} or {"": rope}
+    for kind, values in by_kind.items():
+        for name in _OF_ROPE:
+            fields[f"rope_parameters.{kind}.{name}".replace("..", ".")] = values.get(name)
+    return {name: value for name, value in fields.items() if isinstance(value, int | float | str)}
+
+
+def _hash_all(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    digests = {name: hashlib.sha256() for name in _PRECISIONS}
+    for name, weight in weights:
         samples = _samples(weight, name)
         for precision, dtype in _PRECISIONS.items():
             digests[precision].update(f"{list(weight.shape)}".encode())
@@ -274,7 +310,19 @@ def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
         check_same_memory(current, saved)
     except ValueError as error:
         raise ValueError(f"the routers in {path} do not fit: {error}") from error
+    # Files of older releases do not say it.
+    computes = base.get("computes") or {}
+    for name, value in computes.items():
+        if name in own["computes"] and own["computes"][name] != value:
+            raise ValueError(
+                f"the routers in {path} were trained on a base with {name}={value}, and this one "
+                f"has {own['computes'][name]}, by which the same weights compute something else; "
+                f"load the base as it was, from_pretrained(..., {name.partition('.')[0]}=...)"
+            )
     is_same = not base["fingerprints"].items().isdisjoint(own["fingerprints"].items())
+    embeddings, others = base.get("embeddings"), own["embeddings"]
+    if embeddings and others:
+        is_same = is_same and not embeddings.items().isdisjoint(others.items())
     if not is_same or saved.get("architecture") != current["architecture"]:
         named = f"{base.get('name') or 'a model without a name'}"
         raise OtherBase(

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from layermem.models.lineage import FIELD as LINEAGE
 from layermem.models.static_router import Grain
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
@@ -42,6 +43,11 @@ from layermem.variants.lime import Lime, LimeConfig, make_router
 # Classes of tensors of which each process has a part.
 _SHARDED = ("DTensor", "ShardedTensor")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+# What `Attachment.describe`, config.json and routers.json say of an attached model.
+_SAVED = {
+    *("architecture", "host", "layers", "heads", "head_dim", "path", *DEFAULTS),
+    *("format", "base", "digest", LINEAGE),
+}
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -77,6 +83,11 @@ def attach_as_saved(model: nn.Module, memory: Mapping[str, Any]) -> None:
 
     Its mapping was proved then, and weights may not be there yet.
     """
+    if unknown := sorted(memory.keys() - _SAVED):
+        raise ValueError(
+            f"{unknown[0]}={memory[unknown[0]]!r} is no setting of layer memory that this release "
+            "knows; it was saved by a newer one: pip install --upgrade layermem"
+        )
     owner, host = find_saved(model, memory)
     settings = {name: memory.get(name, default) for name, default in DEFAULTS.items()}
     _attach(model, owner, host, settings, init="identity", proves=False)
@@ -117,6 +128,7 @@ def _attach(
     try:
         for i, attention in enumerate(attentions[1:], start=1):
             memory = make_router(config, shape.heads, (*sources[i], i), i)
+            memory.keeps_32_bits = True
             attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
         attachment.install()
     except BaseException:
@@ -132,6 +144,9 @@ def detach(model: ModelT) -> ModelT:
     """Remove what ``attach`` has added, in place, and return the model."""
     attachment = attachment_of(model)
     attachment.remove()
+    for name, parameter in model.named_parameters():
+        if name in attachment.trained_before:
+            parameter.requires_grad_(attachment.trained_before[name])
     save_as_before(model)
     delattr(attachment.owner, ATTRIBUTE)
     _forget_compiled()
@@ -145,11 +160,17 @@ def router_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
-    """Let only the routers of an attached model train, or all its parameters; return how many."""
+    """Let only the routers of an attached model train, or all its parameters; return how many.
+
+    ``detach`` lets those train again that did before.
+    """
     if which not in ("routers", "all"):
         raise ValueError(f'which must be "routers" or "all", got {which!r}')
     routers = {id(parameter) for parameter in router_parameters(model)}
-    for parameter in model.parameters():
+    attachment = attachment_of(model)
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in routers:
+            attachment.trained_before.setdefault(name, parameter.requires_grad)
         learns = which == "all" and _has_gradients(parameter)
         parameter.requires_grad_(learns or id(parameter) in routers)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -123,7 +123,7 @@ def _match(model: nn.Module, memory: dict[str, Any]) -> None:
         check_same_memory(attachment_of(model).describe(), memory)
         _check_routers(attachment_of(model), memory.get(_ROUTERS))
     elif memory[_COMPLETE]:
-        attach_as_saved(model, memory)
+        attach_as_saved(model, {k: v for k, v in memory.items() if k != _COMPLETE})
     else:
         raise ValueError(
             f"this adapter was made on {memory['architecture']} with layer memory, whose routers "

@@ -29,6 +29,7 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
@@ -273,6 +274,15 @@ class LimeConfig(DecoderConfig):
                         )
 
 
+def _not_narrower(fn: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    """Return what a function makes of a weight, in 32 bits at least if it had as many."""
+    made = fn(weight)
+    if not (weight.is_floating_point() and made.is_floating_point()) or weight.is_meta:
+        return made
+    was_cast = made.element_size() < 4 <= weight.element_size()
+    return weight.to(made.device) if was_cast else made
+
+
 class _Router(StaticRouter):
     """A router with the initial weights of the table above."""
 
@@ -287,6 +297,8 @@ class _Router(StaticRouter):
     ) -> None:
         super().__init__(num_heads, tuple(sources), layer, grain)
         self.init = init
+        # A cast of the whole model to 16 bits leaves the weights in 32: `attach` sets it.
+        self.keeps_32_bits = False
         for name in self.weight_names.values():
             weight = torch.empty(self.rows, len(self.sources) * self.columns)
             if init == "average":
@@ -317,7 +329,7 @@ class _Router(StaticRouter):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         was_meta = self.weight.is_meta
-        super()._apply(fn, recurse)
+        super()._apply(partial(_not_narrower, fn) if self.keeps_32_bits else fn, recurse)
         if self.init == "average" and was_meta and not self.weight.is_meta:
             # Of `to_empty`: no checkpoint has constants.
             self.reset_parameters()

@@ -4,6 +4,7 @@ Opening reads a config and a tokenizer; weights are read by ``load_model``, afte
 """
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from layermem_bench.config.run import Data, Run
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 
 logger = logging.getLogger(__name__)
+
+# In the name of a weight, a layer's number.
+_OF_A_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +59,15 @@ class Checkpoint:
         where it has no BOS, so that a model and what it was made from are read alike; None: nothing
         stands there, or nothing that the model has learnt."""
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        if self.text is not None and not self.goes_on:
+        if self.text is not None and not self.has_added_tokens:
             return None if self.text.isolate_documents else eos
         return eos if bos is None else bos
+
+    @property
+    def has_added_tokens(self) -> bool:
+        """Whether the model has learnt what the tokenizer puts before a text: runs on text from new
+        weights have it nowhere in their blocks."""
+        return self.text is None or self.goes_on
 
     def load_config(self) -> Any:
         """Return the config of the model."""
@@ -128,6 +138,12 @@ def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, lis
         raise ValueError(
             f"{location} has routers of layer memory, such as {routers[0]}, and its config.json is "
             "of a model without: put the file back that was saved with them, or save it again"
+        )
+    # Others are of a head that is not loaded, or of older releases.
+    if left := sorted(name for name in loading["unexpected_keys"] if _OF_A_LAYER.search(name)):
+        raise ValueError(
+            f"{location} has {len(left)} weights of layers, such as {left[0]}, which the model of "
+            "its config.json has no place for: the two are of different models; copy both again"
         )
     return model, list(loading["missing_keys"])
 

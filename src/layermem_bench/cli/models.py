@@ -20,6 +20,7 @@ from layermem_bench.cli.screen import bars, screen
 if TYPE_CHECKING:
     from layermem.generation.generation import TextGenerator
     from layermem.generation.prompts import Prompt
+    from layermem_bench.analysis.checkpoints import Checkpoint
     from layermem_bench.evals.continued_prompts import OutputFile
 
 logger = logging.getLogger(__name__)
@@ -301,7 +302,7 @@ def _generate(options: Generate) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.generation.generation import TextGenerator, batches
-    from layermem.generation.prompts import check_prompts, encode_prompts
+    from layermem.generation.prompts import TextStart, check_prompts, encode_prompts
     from layermem_bench.analysis.checkpoints import load_model, open_checkpoints
     from layermem_bench.evals.continued_prompts import OutputFile, describe
 
@@ -310,9 +311,11 @@ def _generate(options: Generate) -> None:
     settings = GenerationSettings(**{name: getattr(options, name) for name in names})
     given = _given_prompts(options)
     (checkpoint,) = open_checkpoints([options.model])
-    prompts = encode_prompts(checkpoint.tokenizer, given, chat=options.chat)
+    start = TextStart(added=checkpoint.has_added_tokens, first=checkpoint.predecessor)
+    prompts = encode_prompts(checkpoint.tokenizer, given, chat=options.chat, start=start)
     # Before weights are read.
     check_prompts(prompts, checkpoint.load_config().get_text_config(), settings.max_new_tokens)
+    _tell_of_length(checkpoint, prompts, settings)
     groups = batches(prompts, settings.batch_size)
 
     def load() -> TextGenerator:
@@ -326,6 +329,21 @@ def _generate(options: Generate) -> None:
     output = OutputFile(options.out, about, [[p.index for p in group] for group in groups])
     with output.locked():
         _to_file(load, groups, output)
+
+
+def _tell_of_length(
+    checkpoint: "Checkpoint", prompts: "Sequence[Prompt]", settings: "GenerationSettings"
+) -> None:
+    """Warn of texts that are longer than any that a run of ours was trained on."""
+    if checkpoint.text is None or checkpoint.has_added_tokens:
+        return
+    trained, longest = checkpoint.text.block_size, max(len(prompt.ids) for prompt in prompts)
+    if longest + settings.max_new_tokens > trained:
+        logger.warning(
+            "%s was trained on texts of %d tokens, and the longest prompt has %d, with "
+            "--max-new-tokens %d after it: what it writes beyond %d tokens may be worse",
+            *(checkpoint.name, trained, longest, settings.max_new_tokens, trained),
+        )
 
 
 def _given_prompts(options: Generate) -> "list[Prompt]":

@@ -46,12 +46,10 @@ class CountingModel(HFLM):
                 # What stands before the answer to an empty prompt.
                 prefix_token_id=checkpoint.predecessor,
             )
-        # What the tokenizer puts before a text; runs on text from new weights have it nowhere in
-        # their blocks.
+        # What the tokenizer puts before a text.
         first = tokenizer.encode("a", add_special_tokens=False)[:1]
         added = list(tokenizer("a")["input_ids"])
-        is_learnt = text is None or checkpoint.goes_on
-        is_found = is_learnt and first and first[0] in added
+        is_found = checkpoint.has_added_tokens and first and first[0] in added
         self.begins_with = added[: added.index(*first)] if is_found else []
         self.trained_length = text.block_size if text else None
         if options.max_length is not None:
