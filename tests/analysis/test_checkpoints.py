@@ -86,6 +86,30 @@ def test_weights_of_more_layers_than_the_config_has_are_refused(run, tmp_path):
         load_model(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("key", "is_refused"),
+    [
+        ("model.layers.0.self_attn.masked_bias", False),
+        ("model.layers.0.self_attn.k_scale", False),
+        ("model.mtp_layers.0.weight", False),
+        ("score.weight", False),
+        ("model.layers.0.mlp.up_proj.bias", True),
+        ("model.layers.4.mlp.up_proj.weight", True),
+    ],
+)
+def test_of_other_weights_those_that_the_model_computed_with_are_refused(key, is_refused, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), key: torch.ones(3)}, file, metadata={"format": "pt"})
+    load_tokenizer("bytes").save_pretrained(tmp_path)
+    (checkpoint,) = checkpoints.open_checkpoints([str(tmp_path)])
+    if is_refused:
+        with pytest.raises(ValueError, match=f"1 weights of layers, such as {key}"):
+            load_model(checkpoint)
+    else:
+        load_model(checkpoint)
+
+
 def test_tokenizers_that_use_one_vocabulary_in_two_ways_are_refused(run, folder, tmp_path):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     numbers = {piece: i for i, piece in enumerate((*letters, "w1", "Ġw", "<end>"))}

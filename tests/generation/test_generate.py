@@ -248,7 +248,7 @@ def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path, capsys):
 
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}"
+    "{% for m in messages %}{{ 'd' if m.role == 'user' else m.role[0] }} {{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}h{% endif %}"
 )
 
@@ -266,7 +266,7 @@ def test_chats(folder, tokenizer, tmp_path):
     main([*asked, "--chat", "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [line["prompt"] for line in lines]
-    plain = run(make_model("lime"), tokenizer, ["<unk> a b h", "a c h"], max_new_tokens=5)
+    plain = run(make_model("lime"), tokenizer, ["d a b h", "a c h"], max_new_tokens=5)
     assert [row["completion"] for row in rows] == [each.text for each in plain]
     with pytest.raises(SystemExit, match=r"chats.jsonl, line 2 holds messages of a chat; add --c"):
         main(asked)

@@ -250,8 +250,20 @@ def test_the_base_of_merged_lora_is_another_one_and_below_lora_it_is_the_same(tm
             {"sliding_window": 3},
             "sliding_window=8, and this one has 3",
         ),
+        (
+            "mistral",
+            {"sliding_window": 8},
+            {"sliding_window": None},
+            "sliding_window=8, and this one has None",
+        ),
+        (
+            "gemma2",
+            {"final_logit_softcapping": None},
+            {"final_logit_softcapping": 1.0},
+            "final_logit_softcapping=None, and this one has 1.0",
+        ),
     ],
-    ids=["eps", "rope", "window"],
+    ids=["eps", "rope", "window", "no window", "cap"],
 )
 def test_a_base_that_computes_otherwise_is_refused(name, fields, other, message, tmp_path):
     model = attach(make_host(name, **fields))
@@ -267,10 +279,18 @@ def test_a_base_that_computes_otherwise_is_refused(name, fields, other, message,
     load_routers(attach(make_host(name, **{**fields, **other})), tmp_path)
 
 
-def test_an_encoder_with_other_embeddings_is_another_base(tmp_path):
+def test_other_names_of_an_activation_are_the_same(tmp_path):
+    save_routers(attach(make_host("llama", hidden_act="silu")), tmp_path)
+    load_routers(attach(make_host("llama", hidden_act="swish")), tmp_path)
+    with pytest.raises(ValueError, match="hidden_act=silu, and this one has gelu"):
+        load_routers(attach(make_host("llama", hidden_act="gelu")), tmp_path)
+
+
+@pytest.mark.parametrize("part", ["word_embeddings", "LayerNorm"])
+def test_an_encoder_with_other_embeddings_is_another_base(part, tmp_path):
     model = attach(make_host("bert"))
     with torch.no_grad():
-        model.get_input_embeddings().weight.add_(1)
+        next(m for n, m in model.named_modules() if n.endswith(f"embeddings.{part}")).weight.add_(1)
     save_routers(model, tmp_path)
     load_routers(model, tmp_path)
     with pytest.raises(adapter.OtherBase, match="whose weights are others"):

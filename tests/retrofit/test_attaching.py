@@ -244,6 +244,18 @@ def test_what_trained_before_trains_after_detaching():
     detach(model)
     assert len(set(before.values())) == 2
     assert all(p.requires_grad == before[name] for name, p in model.named_parameters())
+    # What was set since stays, by whatever part of the model it was set.
+    trainable(attach(model).model, "all")
+    model.requires_grad_(False)
+    detach(model)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_routers_without_weights_keep_32_bits():
+    with torch.device("meta"):
+        model = make_host("llama")
+    attach(model).bfloat16().to_empty(device="cpu")
+    assert {weight.dtype for weight in router_parameters(model)} == {torch.float32}
 
 
 def test_a_published_checkpoint(tmp_path):

@@ -163,15 +163,14 @@ def encode_prompts(
 def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
     content = prompt.content
     messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
-    for text in (message["content"] for message in messages):
-        if isinstance(text, str):
-            _encode_known(tokenizer, text, prompt.where)
+    options: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False}
     try:
-        return list(
-            tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        )
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        ids = list(tokenizer.apply_chat_template(messages, **options))
     except Exception as error:
         raise ValueError(f"{prompt.where} does not fit the chat template: {error}") from error
+    _encode_known(tokenizer, text, prompt.where)
+    return ids
 
 
 def _encode_known(tokenizer: Any, text: str, where: str) -> list[int]:
@@ -187,7 +186,7 @@ def _encode_known(tokenizer: Any, text: str, where: str) -> list[int]:
         piece = f"{text[begin:end]!r} in {text!r:.60}"
     raise ValueError(
         f"{where}: the tokenizer has no token for {piece}, in place of which the model would read "
-        f"{tokenizer.unk_token}; write it in the words of what the model was trained on"
+        f"{tokenizer.unk_token}; leave it out or replace it"
     )
 
 

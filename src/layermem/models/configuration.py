@@ -58,7 +58,7 @@ def write_stub(folder: Path, module: str, names: Iterable[str]) -> None:
     (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
 
 
-def _check_spelling(cls: type[PreTrainedConfig], others: Iterable[str]) -> None:
+def _check_spelling(cls: type[PreTrainedConfig], others: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for a name that is nearly that of a field.
 
     Other names are kept, as transformers keeps those of newer releases and of other libraries
@@ -66,8 +66,8 @@ def _check_spelling(cls: type[PreTrainedConfig], others: Iterable[str]) -> None:
     default.
     """
     names = {each.name for each in fields(cls)}
-    for name in others:
-        if name in names or hasattr(cls, name) or name.endswith("_token_id"):
+    for name, value in others.items():
+        if value is None or name in names or hasattr(cls, name) or name.endswith("_token_id"):
             continue
         alike = [each for each in names if each.count("_") == name.count("_")]
         nearest = get_close_matches(name, alike, n=1, cutoff=_NEARLY)

@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from layermem.models.card import ask_for_licence, read_licence
 from layermem.models.files import write_atomically
@@ -47,11 +48,14 @@ _WRAPPED = ("base_layer", "original_module")
 _FORMAT = 3
 # Fields of a config by which the same weights compute something else.
 _COMPUTES = (
-    *("hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
-    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("hidden_act", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    *("sliding_window", "layer_types", "attn_logit_softcapping", "final_logit_softcapping"),
     *("query_pre_attn_scalar", "partial_rotary_factor", "rotary_pct"),
 )
-_OF_ROPE = ("rope_type", "rope_theta", "factor")
+_OF_ROPE = (
+    *("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+    *("original_max_position_embeddings", "beta_fast", "beta_slow"),
+)
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -212,25 +216,44 @@ def _hash_weights(attachment: Attachment) -> dict[str, str]:
 
 
 def _hash_embeddings(model: Any, attachment: Attachment) -> dict[str, str] | None:
-    """Return the same of embeddings outside of the module that runs the layers, as an encoder's."""
+    """Return the same of embeddings outside of the module that runs the layers, as an encoder's,
+    with what lies beside them: positions, a norm."""
     try:
         embeddings = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
         return None
     if any(embeddings is module for module in attachment.owner.modules()):
         return None
-    return _hash_all(_base_weights(embeddings, "", ()))
+    path = next(name for name, module in model.named_modules() if module is embeddings)
+    beside = model.get_submodule(path.rpartition(".")[0])
+    if any(attachment.owner is module for module in beside.modules()):
+        beside = embeddings
+    return _hash_all(_base_weights(beside, "", ()))
 
 
 def _computes(config: Any) -> dict[str, Any]:
     """Return what a config says of how the base computes, which its weights do not show."""
-    fields = {name: getattr(config, name, None) for name in _COMPUTES}
+    fields = {name: getattr(config, name) for name in _COMPUTES if hasattr(config, name)}
     rope = getattr(config, "rope_parameters", None) or {}
-    by_kind = {k: v for k, v in rope.items() if isinstance(v, dict)} or {"": rope}
-    for kind, values in by_kind.items():
-        for name in _OF_ROPE:
-            fields[f"rope_parameters.{kind}.{name}".replace("..", ".")] = values.get(name)
-    return {name: value for name, value in fields.items() if isinstance(value, int | float | str)}
+    # Of some models each kind of layer has its own.
+    by_kind = {f"{kind}.": each for kind, each in rope.items() if isinstance(each, dict)}
+    for kind, values in (by_kind or {"": rope}).items():
+        named = {name: values[name] for name in _OF_ROPE if name in values}
+        fields |= {f"rope_parameters.{kind}{name}": value for name, value in named.items()}
+    return fields
+
+
+def _are_alike(name: str, one: Any, other: Any) -> bool:
+    """Return whether two values of a field compute the same; activations have several names."""
+    if one == other:
+        return True
+    if name == "layer_types":
+        # Not every release derives them.
+        return one is None or other is None
+    if name != "hidden_act" or not {one, other} <= ACT2FN.keys():
+        return False
+    x = torch.linspace(-4, 4, 33)
+    return torch.allclose(ACT2FN[one](x), ACT2FN[other](x), atol=1e-6)
 
 
 def _hash_all(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
@@ -313,7 +336,7 @@ def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
     # Files of older releases do not say it.
     computes = base.get("computes") or {}
     for name, value in computes.items():
-        if name in own["computes"] and own["computes"][name] != value:
+        if name in own["computes"] and not _are_alike(name, own["computes"][name], value):
             raise ValueError(
                 f"the routers in {path} were trained on a base with {name}={value}, and this one "
                 f"has {own['computes'][name]}, by which the same weights compute something else; "

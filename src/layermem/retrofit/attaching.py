@@ -144,9 +144,11 @@ def detach(model: ModelT) -> ModelT:
     """Remove what ``attach`` has added, in place, and return the model."""
     attachment = attachment_of(model)
     attachment.remove()
-    for name, parameter in model.named_parameters():
-        if name in attachment.trained_before:
-            parameter.requires_grad_(attachment.trained_before[name])
+    # An adapter's own choice stands, and what was set since.
+    if not any(hasattr(module, "base_layer") for module in model.modules()):
+        for parameter, before, after in attachment.trained:
+            if parameter.requires_grad == after:
+                parameter.requires_grad_(before)
     save_as_before(model)
     delattr(attachment.owner, ATTRIBUTE)
     _forget_compiled()
@@ -168,11 +170,13 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
         raise ValueError(f'which must be "routers" or "all", got {which!r}')
     routers = {id(parameter) for parameter in router_parameters(model)}
     attachment = attachment_of(model)
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in routers:
-            attachment.trained_before.setdefault(name, parameter.requires_grad)
+    known = {id(parameter): before for parameter, before, _ in attachment.trained}
+    attachment.trained.clear()
+    for parameter in model.parameters():
+        before = known.get(id(parameter), parameter.requires_grad)
         learns = which == "all" and _has_gradients(parameter)
         parameter.requires_grad_(learns or id(parameter) in routers)
+        attachment.trained.append((parameter, before, parameter.requires_grad))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

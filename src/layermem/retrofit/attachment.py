@@ -63,8 +63,8 @@ class Attachment:
         self.layers: list[nn.Module] = list(owner.get_submodule(host.layers).children())
         self.attentions, self.sources = list(attentions), list(sources)
         last_reader = {j: i for i, earlier in enumerate(sources) for j in earlier}
-        # Of the host's parameters, by name: whether they trained before `trainable`.
-        self.trained_before: dict[str, bool] = {}
+        # Of the host's parameters that `trainable` has set: whether they trained before, and after.
+        self.trained: list[tuple[nn.Parameter, bool, bool]] = []
         self.freed = [
             tuple(j for j in range(i + 1) if last_reader.get(j, j) == i)
             for i in range(len(sources))

@@ -277,7 +277,7 @@ class LimeConfig(DecoderConfig):
 def _not_narrower(fn: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
     """Return what a function makes of a weight, in 32 bits at least if it had as many."""
     made = fn(weight)
-    if not (weight.is_floating_point() and made.is_floating_point()) or weight.is_meta:
+    if not (weight.is_floating_point() and made.is_floating_point()):
         return made
     was_cast = made.element_size() < 4 <= weight.element_size()
     return weight.to(made.device) if was_cast else made

@@ -27,8 +27,8 @@ from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_na
 
 logger = logging.getLogger(__name__)
 
-# In the name of a weight, a layer's number.
-_OF_A_LAYER = re.compile(r"\.\d+\.")
+# The list of layers in the name of a weight, and the layer's number.
+_OF_A_LAYER = re.compile(r"(.*?)\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +139,26 @@ def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, lis
             f"{location} has routers of layer memory, such as {routers[0]}, and its config.json is "
             "of a model without: put the file back that was saved with them, or save it again"
         )
-    # Others are of a head that is not loaded, or of older releases.
-    if left := sorted(name for name in loading["unexpected_keys"] if _OF_A_LAYER.search(name)):
+    if left := sorted(name for name in loading["unexpected_keys"] if _is_left_out(model, name)):
         raise ValueError(
             f"{location} has {len(left)} weights of layers, such as {left[0]}, which the model of "
             "its config.json has no place for: the two are of different models; copy both again"
         )
     return model, list(loading["missing_keys"])
+
+
+def _is_left_out(model: Any, name: str) -> bool:
+    """Return whether a weight that a model has no place for is of a layer beyond its last one, or
+    the bias of a projection; others are of a head, or buffers that older releases saved."""
+    path, _, leaf = name.rpartition(".")
+    modules = dict(model.named_modules())
+    if leaf == "bias" and isinstance(getattr(modules.get(path), "weight", None), torch.Tensor):
+        return True
+    numbered = _OF_A_LAYER.match(name)
+    if numbered is None:
+        return False
+    layers = modules.get(numbered[1])
+    return isinstance(layers, torch.nn.ModuleList) and int(numbered[2]) >= len(layers)
 
 
 def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:

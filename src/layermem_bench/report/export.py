@@ -66,10 +66,11 @@ def _distinct(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         key = tuple(row[name] for name in _IDENTITY)
         known = seen.setdefault(key, row)
         if known["value"] != row["value"]:
+            what = f"the run {row['run']}" if row["run"] else f"{row['arm']}, seed {row['seed']},"
             raise ValueError(
-                f"the records of {row['study']} have the run {row['run']} with two values of "
-                f"{row['metric']}, {known['value']} and {row['value']}: it was trained twice, and "
-                "would count as two runs; export each record into a table of its own"
+                f"the records of {row['study']} have {what} with two values of {row['metric']}, "
+                f"{known['value']} and {row['value']}: it was done twice, and would count as two "
+                "runs; export each record into a table of its own"
             )
     return list(seen.values())
 
