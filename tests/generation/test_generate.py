@@ -248,7 +248,8 @@ def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path, capsys):
 
 
 TEMPLATE = (
-    "{% for m in messages %}{{ 'd' if m.role == 'user' else m.role[0] }} {{ m.content }} {% endfor %}"
+    "{% for m in messages %}{{ 'd' if m.role == 'user' else m.role[0] }} {{ m.content }} "
+    "{% endfor %}"
     "{% if add_generation_prompt %}h{% endif %}"
 )
 
