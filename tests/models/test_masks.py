@@ -129,10 +129,18 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("case", NUMBERS.values(), ids=NUMBERS.keys())
+@COMPILED
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name == "documents" else SLOW)
+        for name, case in NUMBERS.items()
+    ],
+)
 def test_what_is_traced_refuses_too(model, ids, case):
     """It asserts what could not be looked at when it was traced."""
     right, wrong, message = case
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         expected = model(ids, use_cache=False, **right).logits
@@ -142,6 +150,7 @@ def test_what_is_traced_refuses_too(model, ids, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("entry", ["lime"], indirect=True)
 def test_the_default_compiler_keeps_the_refusals(model):
     """Nothing uses what is asserted, so that a compiler may take it for dead code."""
 
@@ -152,6 +161,7 @@ def test_the_default_compiler_keeps_the_refusals(model):
         check_documents(model.config, position_ids, attention_mask, None)
         return x + 1
 
+    torch.compiler.reset()
     compiled = torch.compile(check, fullgraph=True)
     for right, wrong, message in NUMBERS.values():
         x = torch.zeros(3, 11, 1)
