@@ -174,6 +174,8 @@ def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
         (5, "arithmetic", 5),
         # What goes on from a model of others is read as that model is.
         (5, "of others", 5),
+        # A teacher of others has taught it, in blocks of ours.
+        (5, "taught", 6),
         # Kept apart, documents have nothing before them from which their first token is learnt.
         (5, "isolated", None),
     ],
@@ -185,11 +187,12 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
     run = None
     if task == "isolated":
         run = a_run(tmp_path, data={"isolate_documents": True})
-    elif task not in ("no run", "of others"):
+    elif task not in ("no run", "of others", "taught"):
         run = a_run(tmp_path, task=Task(name=task))
     config = transformers.LlamaConfig(**TINY)
-    if task == "of others":
-        write_lineage(config, Lineage(before="org/base", stages=(stage_of(a_run(tmp_path), ()),)))
+    if task in ("of others", "taught"):
+        base = {"before" if task == "of others" else "taught_by": "org/base"}
+        write_lineage(config, Lineage(**base, stages=(stage_of(a_run(tmp_path), ()),)))
     config.save_pretrained(tmp_path)
     lineage = checkpoints._lineage_of(tmp_path)
     checkpoint = Checkpoint(

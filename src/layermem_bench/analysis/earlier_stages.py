@@ -5,6 +5,7 @@ out, they may have learnt: a larger share of the same text, the text of its vali
 problems of the same task under options that split them otherwise.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,29 @@ class Lineage:
     before: str | None = None
     """Model that the first stage started from, of unknown training; None: new weights."""
     stages: tuple[Stage, ...] = ()
+    taught_by: str | None = None
+    """Models of unknown training that a stage learnt from as its teacher."""
 
     def followed_by(self, stage: Stage) -> "Lineage":
         """Return the lineage of a model that one more stage has trained."""
         return replace(self, stages=(*self.stages, stage))
 
-    def joined(self, other: "Lineage") -> "Lineage":
-        """Return what two models together have learnt."""
-        before = dict.fromkeys(filter(None, (self.before, other.before)))
-        stages = dict.fromkeys((*self.stages, *other.stages))
-        return Lineage(before=" and ".join(before) or None, stages=tuple(stages))
+    def with_teacher(self, teacher: "Lineage") -> "Lineage":
+        """Return what a model has learnt when it has learnt from another too."""
+        teachers = (self.taught_by, teacher.before, teacher.taught_by)
+        stages = dict.fromkeys((*self.stages, *teacher.stages))
+        return replace(self, stages=tuple(stages), taught_by=_in_words(teachers))
 
     def __str__(self) -> str:
         runs = ", ".join(stage.run_id for stage in self.stages)
-        unknown = f"{self.before}, whose training data are unknown" if self.before else ""
+        unknown = _in_words((self.before, self.taught_by))
+        unknown = f"{unknown}, whose training data are unknown" if unknown else None
         return ", then ".join(filter(None, (unknown, runs)))
+
+
+def _in_words(models: Iterable[str | None]) -> str | None:
+    """Return the names of models, each once; None: there are none."""
+    return " and ".join(dict.fromkeys(filter(None, models))) or None
 
 
 def stage_of(run: Run, content: tuple[str, ...]) -> Stage:
@@ -85,13 +94,15 @@ def check_earlier_stages(run: Run) -> Lineage:
     its held-out data; return the stages, of which new weights have none."""
     # With from_config, host.model has the tokenizer alone.
     start = None if run.records.from_config else run.model.pretrained or run.host.model
-    models = {start: "starts from", run.teacher.model: "learns from"}
     lineage = Lineage()
-    for model, how in models.items():
-        if model is not None:
-            earlier = read_lineage(model, run.host.revision)
-            _check_stages(run, earlier, f"{model}, which this run {how}, was trained by run")
-            lineage = lineage.joined(earlier)
+    if start is not None:
+        lineage = read_lineage(start, run.host.revision)
+        _check_stages(run, lineage, f"{start}, which this run starts from, was trained by run")
+    if run.teacher.model is not None:
+        taught = read_lineage(run.teacher.model, run.host.revision)
+        told = f"{run.teacher.model}, which this run learns from, was trained by run"
+        _check_stages(run, taught, told)
+        lineage = lineage.with_teacher(taught)
     return lineage
 
 
