@@ -14,7 +14,7 @@ from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, 
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
-from layermem_bench.study.run_folders import compare_runs
+from layermem_bench.study.run_folders import compare_runs, find_comparable
 from layermem_bench.tasks.registry import get_task
 
 
@@ -212,6 +212,28 @@ def test_what_learnt_other_data_under_the_same_config_is_on_another_board(tmp_pa
     # What has not recorded it stays with the others.
     older = record(tmp_path / "d", seed=3)
     assert runs_of(compared(tmp_path, *runs[:2], older)) == [[["a", "b", "d"]]]
+
+
+def test_what_is_said_to_be_the_same_text_is_compared(tmp_path):
+    """A text that was compressed anew has another digest."""
+    runs = [
+        record(tmp_path / "a", about={"data": "first"}),
+        record(tmp_path / "b", seed=1, about={"data": "second"}),
+    ]
+    assert len(compared(tmp_path, *runs).boards) == 2
+    result = compared(tmp_path, *runs, same_text=True)
+    (board,) = result.boards
+    (note,) = result.notes
+    assert note.startswith(
+        f"Runs on {board.name} recorded different digests of their text (first, "
+    )
+    assert find_comparable(runs, same_text=True)
+    # Problems that are generated are the same by their digest alone, and so are settings.
+    other = {"data": Data(source="other.txt"), "about": {"data": "third"}}
+    sums = [record(tmp_path / f"s{i}", seed=i, right=0.5, about={"data": f"{i}"}) for i in (0, 1)]
+    runs = [*runs, record(tmp_path / "c", **other), *sums]
+    assert len(compared(tmp_path, *runs, same_text=True).boards) == 4
+    assert compared(tmp_path, *runs[:1], same_text=True).notes == ()
 
 
 def test_seeds_that_started_from_other_weights_are_no_arm(tmp_path):

@@ -20,6 +20,9 @@ class Report:
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
+    same_text: bool = False
+    """Compare runs whose text has another digest: it is the same, in other files or compressed
+    otherwise. The page says so."""
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
     evaluation: tuple[Path, ...] = ()
@@ -59,7 +62,8 @@ def report(options: Report, command: str) -> None:
         from layermem_bench.report.drawings import draw_curves
         from layermem_bench.study.run_folders import find_comparable
 
-        draw_curves(find_comparable(options.runs), options.figure)
+        runs = find_comparable(options.runs, same_text=options.same_text)
+        draw_curves(runs, options.figure)
         logger.info("%s", options.figure)
         return
     if options.export is not None:
@@ -68,7 +72,13 @@ def report(options: Report, command: str) -> None:
     from layermem_bench.report.study import given_sections
     from layermem_bench.study.run_folders import compare_runs
 
-    result = compare_runs(options.runs, options.out, against=options.against, command=command)
+    result = compare_runs(
+        options.runs,
+        options.out,
+        against=options.against,
+        same_text=options.same_text,
+        command=command,
+    )
     further = given_sections(result, options.analysis, options.evaluation, options.costs)
     show_result(result, options.out, further)
 
@@ -85,5 +95,5 @@ def _export(options: Report, path: Path, command: str) -> None:
     folders = [each for each in options.runs if each.suffix != ".json"]
     results = [read_result(StudyResult, each) for each in records]
     if folders:
-        results.append(gather_runs(folders, command=command))
+        results.append(gather_runs(folders, same_text=options.same_text, command=command))
     logger.info("%s: %d rows", path, export(results, path))

@@ -187,11 +187,12 @@ def read_failure(folder: RunFolder) -> str | None:
     return f"{note}{OWN_WORDS}{said}" if said else note
 
 
-def check_comparable(folders: Iterable[RunFolder]) -> None:
+def check_comparable(folders: Iterable[RunFolder], *, of_one_board: bool = False) -> None:
     """Raise where runs of one config learnt different data, from other weights or otherwise; warn
     where code of plugins was another.
 
-    A run that has not recorded them is taken to agree.
+    A run that has not recorded them is taken to agree. ``of_one_board``: they were grouped by their
+    data, which are not compared again.
     """
     found: dict[str, dict[str, Path]] = {}
     of_plugins: dict[str, Path] = {}
@@ -199,7 +200,7 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
         about, run = recorded_about(folder), recorded_run(folder)
         start = run.model.pretrained or run.host.model
         said = {
-            "on different data": about.get("data"),
+            "on different data": None if of_one_board else about.get("data"),
             "in other precisions": about.get("precision"),
             # Seeds may start from models of their own.
             f"from different weights of {start}": about.get("weights"),

@@ -7,7 +7,7 @@ the seed alone form an arm, such as "lime:lr=0.01".
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,15 +70,19 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
     return runs
 
 
-def group_by_data(runs: Runs) -> list[list[str]]:
+def group_by_data(runs: Runs, *, same_text: bool = False) -> list[list[str]]:
     """Return the names of the runs of each board.
 
-    Runs of one config that recorded different data are not compared.
+    Runs of one config that recorded different data are not compared, but for runs on text with
+    ``same_text``: the same one lay in other files or was compressed otherwise, as the user knows.
     """
     by_config: dict[str, dict[str, str | None]] = {}
     for name, (run, folder) in runs.items():
         digest = recorded_about(folder).get("data")
-        by_config.setdefault(_data_of_config(run), {})[name] = digest
+        is_text = run.task.name is None and run.records.source is None
+        by_config.setdefault(_data_of_config(run), {})[name] = (
+            None if same_text and is_text else digest
+        )
     settings: list[list[str]] = []
     for digests in by_config.values():
         first_with = {digest: name for name, digest in reversed(digests.items()) if digest}
@@ -88,7 +92,8 @@ def group_by_data(runs: Runs) -> list[list[str]]:
             continue
         logger.warning(
             "%s were trained on different data under the same config: what lies there has changed "
-            "between them, so they are not compared",
+            "between them, so they are not compared; where it is the same text in other files or "
+            "compressed otherwise, layermem report --same-text",
             " and ".join(reversed(first_with.values())),
         )
         for digest in dict.fromkeys(digests.values()):
@@ -96,10 +101,14 @@ def group_by_data(runs: Runs) -> list[list[str]]:
     return settings
 
 
-def find_comparable(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
+def find_comparable(
+    paths: Iterable[Path], *, same_text: bool = False
+) -> dict[str, tuple[Run, RunFolder]]:
     """Return the runs at these paths by name; raise where their losses may not be compared."""
     runs = find_runs(paths)
-    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
+    settings = [
+        {name: runs[name] for name in names} for names in group_by_data(runs, same_text=same_text)
+    ]
     if len(settings) > 1:
         named = (
             f"{', '.join(setting)} on {name}"
@@ -113,7 +122,7 @@ def find_comparable(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
 
 
 def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
-    """Return each arm's runs by seed, in the order of the runs."""
+    """Return each arm's runs by seed, in the order of the runs; all are of one board."""
     arms: dict[str, dict[int, str]] = {}
     for name, arm in _name_arms(_with_recorded_precision(runs)).items():
         by_seed, seed = arms.setdefault(arm, {}), runs[name][0].seed
@@ -131,7 +140,7 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
                 "%s is left out of %s: seed %d is that by which learning rates are chosen",
                 *(left_out, arm, CHOOSING_SEED),
             )
-        check_comparable(runs[name][1] for name in by_seed.values())
+        check_comparable((runs[name][1] for name in by_seed.values()), of_one_board=True)
     check_same_starts(folder for _, folder in runs.values())
     return arms
 
@@ -283,14 +292,22 @@ AS_RECORDED = "recorded"
 
 
 def compare_runs(
-    paths: Sequence[Path], out: Path, *, against: str | None = None, command: str = ""
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    against: str | None = None,
+    same_text: bool = False,
+    command: str = "",
 ) -> StudyResult:
     """Gather what runs recorded; return it, and write it into ``out``.
 
-    ``against``: the arm that the others are compared with; None: the first run's.
+    ``against``: the arm that the others are compared with; None: the first run's. ``same_text``: as
+    in ``group_by_data``.
     """
     before = replaced_result(out / RESULT)
-    result = gather_runs(paths, against=against, command=command, before=before)
+    result = gather_runs(
+        paths, against=against, same_text=same_text, command=command, before=before
+    )
     write_atomically(out / RESULT, to_json(result))
     return result
 
@@ -299,12 +316,15 @@ def gather_runs(
     paths: Sequence[Path],
     *,
     against: str | None = None,
+    same_text: bool = False,
     command: str = "",
     before: StudyResult | None = None,
 ) -> StudyResult:
     """Return what runs recorded, and write nothing; ``before``: what was recorded of them."""
     runs = find_runs(paths)
-    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
+    settings = [
+        {name: runs[name] for name in names} for names in group_by_data(runs, same_text=same_text)
+    ]
     boards: list[Board] = []
     records: list[RunRecord] = []
     for setting, name in zip(settings, _names(settings), strict=True):
@@ -322,7 +342,20 @@ def gather_runs(
         boards=tuple(boards),
         metrics=metrics_of(records),
         runs=tuple(records),
+        notes=tuple(_notes(settings)),
     )
+
+
+def _notes(settings: Sequence[Runs]) -> Iterator[str]:
+    """Yield what a page says of runs that are compared although they recorded different data."""
+    for setting, name in zip(settings, _names(settings), strict=True):
+        digests = {recorded_about(folder).get("data") for _, folder in setting.values()} - {None}
+        if len(digests) > 1:
+            yield (
+                f"Runs on {name} recorded different digests of their text "
+                f"({', '.join(sorted(digests))}), and are compared because it is said to be the "
+                "same in other files (--same-text)."
+            )
 
 
 def _compare(
