@@ -72,6 +72,8 @@ STORAGE = (
     "lime:storage=half:upper=mix:router_shares_kv=false:router_grain=layer,cla,yoco,fused_kv,"
     "fused_kv:fusion=lite"
 )
+# Forms that have an eager loop of their equations beside those of the family.
+WITH_LOOPS = f"{FAMILY},recipe:storage=half,cla,yoco,fused_kv,fused_kv:fusion=lite"
 
 
 def make_parser(document, shapes=tuple(SHAPES)):
@@ -280,14 +282,15 @@ def print_table(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
     print(f"{title} ({describe_machine(device)})")
     names = list(next(iter(rows.values())))
     width = max(32, *(len(name) + 2 for name in names))
-    print("shape".ljust(20) + "".join(name.rjust(width) for name in names))
+    first = max(20, *(len(shape) + 2 for shape in rows))
+    print("shape".ljust(first) + "".join(name.rjust(width) for name in names))
     result = {"title": title, "machine": describe_machine(device), "figures": {}, "ratios": {}}
     for shape, columns in rows.items():
         summary = summarize(columns, base)
         for key, value in summary.items():
             result.setdefault(key, {})[shape] = value
         cells = (cell.rjust(width) for cell in format_cells(summary, unit).values())
-        print(shape.ljust(20) + "".join(cells), flush=True)
+        print(shape.ljust(first) + "".join(cells), flush=True)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
