@@ -349,11 +349,12 @@ def gather_runs(
 def _notes(settings: Sequence[Runs]) -> Iterator[str]:
     """Yield what a page says of runs that are compared although they recorded different data."""
     for setting, name in zip(settings, _names(settings), strict=True):
-        digests = {recorded_about(folder).get("data") for _, folder in setting.values()} - {None}
+        recorded = (recorded_about(folder).get("data") for _, folder in setting.values())
+        digests = sorted({str(digest) for digest in recorded if digest is not None})
         if len(digests) > 1:
             yield (
                 f"Runs on {name} recorded different digests of their text "
-                f"({', '.join(sorted(digests))}), and are compared because it is said to be the "
+                f"({', '.join(digests)}), and are compared because it is said to be the "
                 "same in other files (--same-text)."
             )
 
