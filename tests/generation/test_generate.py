@@ -6,10 +6,12 @@ import re
 
 import pytest
 import torch
+from small_run import a_run
 from stories import FOLDER, needs_stories
 from tiny import SLOW, TINY, needs_compiler
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -31,6 +33,7 @@ from layermem.generation.prompts import (
     prompts_of_texts,
 )
 from layermem.models.registry import lookup
+from layermem_bench.analysis.earlier_stages import Lineage, stage_of, write_lineage
 from layermem_bench.cli import main
 
 TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
@@ -364,6 +367,25 @@ def test_a_model_is_read_behind_what_it_has_learnt(tokenizer):
     # Where documents were kept apart, nothing stood before them.
     with pytest.raises(ValueError, match="is empty, and there is no BOS or EOS token"):
         encode_prompts(tokenizer, prompts, chat=False, start=TextStart(added=False))
+
+
+@pytest.mark.parametrize(("new", "warns"), [(4, False), (5, True)])
+def test_texts_longer_than_those_of_training_are_named(new, warns, folder, tmp_path, caplog):
+    """Blocks of eight tokens, four of which are the prompt's; of a model of others nothing is known
+    of its texts."""
+    config = AutoConfig.from_pretrained(folder)
+    stage = stage_of(a_run(tmp_path, data={"block_size": 8}), ())
+    write_lineage(config, Lineage(stages=(stage,)))
+    config.save_pretrained(folder)
+    main(["models", "generate", str(folder), "a b c a", "--max-new-tokens", str(new)])
+    said = [message for message in caplog.messages if "was trained on texts of" in message]
+    assert bool(said) == warns
+    assert not warns or "8 tokens, and the longest prompt has 4, with --max-new-tokens 5" in said[0]
+    caplog.clear()
+    write_lineage(config, Lineage(before="org/base", stages=(stage,)))
+    config.save_pretrained(folder)
+    main(["models", "generate", str(folder), "a b c a", "--max-new-tokens", str(new)])
+    assert not any("was trained on texts of" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
