@@ -49,7 +49,7 @@ class EagerLoop(nn.Module):
         return CausalLMOutput(loss=loss, logits=logits)
 
 
-def check_same(model, loop, ids, tolerance=1e-4):
+def check_same(model, loop, ids, tolerance=1e-3):
     """Raise ``ValueError`` unless the logits and every gradient of a model and its loop agree; each
     is compared by the norm of the difference, relative to that of the model's."""
     ours, theirs = _results(model, model, ids), _results(loop, loop.model, ids)

@@ -332,6 +332,28 @@ def test_states_that_follow_each_other_share_memory():
     assert products._shared_memory(states, torch.float32) is None
 
 
+@pytest.mark.parametrize("per_token", [False, True], ids=["constant", "per token"])
+def test_sums_of_some_of_the_states_of_a_buffer(per_token):
+    """Rows that do not begin with the first, some of them twice, and those of no buffer."""
+    x = an_input()
+    shape = (*x.shape[:2], 2, 2) if per_token else (2, 2)
+    noise = torch.Generator().manual_seed(2)
+    weights = torch.randn(4, *shape, generator=noise).double().requires_grad_()
+
+    def outs(ops):
+        states = [ops.store(x, (), 4)]
+        for _ in range(3):
+            states.append(ops.store(states[-1].sin() + x, states, 4))
+        pairs = [states[:2], states[2:], [states[2], states[0]], [states[3], x]]
+        return [y for w, pair in zip(weights, pairs, strict=True) for y in ops.mix(pair, w)]
+
+    got, expected = (
+        torch.autograd.grad(sum((i + 1) * y.square().sum() for i, y in enumerate(outs(ops))), both)
+        for ops, both in ((depth, (x, weights)), (Unstored, (x, weights)))
+    )
+    assert_same(got, expected)
+
+
 def test_a_place_in_the_buffer_is_taken_once():
     """Two ways to go on after the same states, as a layer that runs twice has, do not mix."""
     x = an_input()

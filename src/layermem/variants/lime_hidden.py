@@ -120,14 +120,14 @@ class HeadWeights(DepthWeights):
 class HeadMixtures(Connection):
     """The connection of attention: mixtures as inputs of keys and values, one for each head."""
 
-    def __init__(self, weights: HeadWeights | None, *, is_static: bool) -> None:
+    def __init__(self, weights: HeadWeights | None, *, is_static: bool, room: int) -> None:
         super().__init__()
-        self.weights, self.is_static = weights, is_static
+        self.weights, self.is_static, self.room = weights, is_static, room
 
     def read(self, state: State, norm: Norm) -> tuple[Inputs, State]:
         normed = norm(state[0])
         if not self.is_static:
-            normed = store(normed)
+            normed = store(normed, state[1:], self.room)
         carry = (*state, normed)
         if self.weights is None:
             return normed, carry
@@ -202,7 +202,8 @@ class LimeHidden(Variant[LimeHiddenConfig]):
             return super().connection(config, layer_idx, sub_layer)
         # In a pair the other variant may leave a layer without keys and values.
         weights = HeadWeights(config, layer_idx) if cls._mixes(config, layer_idx) else None
-        return HeadMixtures(weights, is_static=config.form == "static")
+        is_static = config.form == "static"
+        return HeadMixtures(weights, is_static=is_static, room=config.num_hidden_layers)
 
     @classmethod
     def extra_parameters(cls, config: LimeHiddenConfig) -> int:

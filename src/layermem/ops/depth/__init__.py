@@ -7,7 +7,8 @@
     store         marks a state that several of these will read
 
 A reader of a stored state leaves its incoming gradient and its weights with the node of the state
-(``ops/shared_gradient.py``), which accumulates them in place:
+(``ops/shared_gradient.py``), which accumulates them in place; several sums of states that share
+memory are one product, added to a gradient of that memory's shape:
 
     d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
@@ -37,6 +38,7 @@ from layermem.ops.shared_gradient import (
     find_node,
     is_traced,
     leave,
+    of_running_pass,
     readable,
     share,
 )
@@ -52,6 +54,8 @@ class _Buffer:
     def __init__(self, x: Tensor, room: int) -> None:
         self.tensor = x.new_empty(x.shape[0] * x.shape[1], room, x.shape[2])
         self.shape, self.used = x.shape, 0
+        # Of each running backward: the gradient of all rows, and the rows that have a part of it.
+        self._gradients: dict[int, tuple[Tensor, set[int]]] = {}
 
     def append(self, x: Tensor) -> Tensor:
         """Copy a state into the next row; return the row [B, T, D]."""
@@ -67,6 +71,29 @@ class _Buffer:
         )
         self.used += 1
         return row.copy_(x)
+
+    def gradients(self, nodes: Sequence[Any], first: int) -> Tensor:
+        """Return the gradients [B T, S, D] of the rows from ``first`` on, of the running backward,
+        to add to; they are left with the nodes of these rows."""
+        total, begun = of_running_pass(
+            self._gradients, lambda: (torch.zeros_like(self.tensor), set[int]())
+        )
+        for j, node in enumerate(nodes, start=first):
+            if j not in begun:
+                begun.add(j)
+                # What is added to it later is in it when the node reads it.
+                row = total[:, j].unflatten(0, self.shape[:2])
+                leave(node, ("sum", row, total.new_ones(())))
+        return total[:, first : first + len(nodes)]
+
+    def position(self, states: Sequence[Tensor]) -> int | None:
+        """Return the position of the first of states that are rows below each other; None: they
+        are not."""
+        row = self.tensor.shape[2] * self.tensor.element_size()
+        first, rest = divmod(states[0].data_ptr() - self.tensor.data_ptr(), row)
+        places = [states[0].data_ptr() + j * row for j in range(len(states))]
+        are_rows = not rest and 0 <= first < self.used
+        return first if are_rows and places == [x.data_ptr() for x in states] else None
 
     def has_room_for(self, x: Tensor, position: int) -> bool:
         """Whether ``x`` may be the state of this position: none has been stored there."""
@@ -170,7 +197,12 @@ class _Mix(torch.autograd.Function):
         needs_weights, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
         d_weights = None
+        is_wide = states[0].dtype == products.widest(weights.dtype)
+        together = len(grads) > 1 and weights.dim() != 3 and is_wide and any(needs)
+        rows = _rows_of_buffer(states, ctx.nodes) if together else None
         with autocast_disabled(weights):
+            if rows is not None:
+                return products.add_mix_gradients(*rows, weights, grads), *d_states
             if needs_weights:
                 d_weights = products.mix_weight_gradient(states, weights, grads)
             wide = weights.to(products.widest(weights.dtype, grads[0].dtype))
@@ -284,6 +316,19 @@ def _gather(parts: list[Part], direct: Grads) -> Grads:
             total = product if total is None else product.add_(total)
     # Autograd rounds it to the dtype of the state.
     return (total,)
+
+
+def _rows_of_buffer(
+    states: Sequence[Tensor], nodes: Sequence[Any | None]
+) -> tuple[Tensor, Tensor] | None:
+    """Return states and their gradients of the running backward, to add to, as rows [B T, S, D] of
+    one buffer; None: they are not."""
+    buffers = {getattr(node, "buffer", None) for node in nodes}
+    buffer = buffers.pop()
+    if buffers or buffer is None or (first := buffer.position(states)) is None:
+        return None
+    rows = buffer.tensor[:, first : first + len(states)]
+    return rows, buffer.gradients(nodes, first)
 
 
 def _find_node(x: Tensor) -> Any | None:

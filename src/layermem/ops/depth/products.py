@@ -53,6 +53,27 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     return [out.view(shape) for out in outs]
 
 
+def add_mix_gradients(
+    matrix: Tensor, total: Tensor, weights: Weights, grads: Sequence[Tensor]
+) -> Tensor:
+    """Add the gradients of the states of ``mix``, [N, S, D] as the states, to ``total``; return
+    that of the weights."""
+    rows = torch.stack([grad.reshape(-1, grad.shape[-1]).to(total.dtype) for grad in grads], dim=1)
+    by_token = _by_token(weights.to(total.dtype), len(rows)).transpose(1, 2)
+    # On a CPU a tile of the product stays in the cache until it is added.
+    step = _TILE if total.device.type == "cpu" else len(rows)
+    for start in range(0, len(rows), step):
+        tokens = slice(start, start + step)
+        total[tokens].add_(torch.bmm(by_token[tokens], rows[tokens]))
+    return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
+
+
+def _sum_over_tokens(by_token: Tensor, weights: Weights) -> Tensor:
+    """Return the gradient of weights from that of each token's, [N, C, S]."""
+    total = by_token.view_as(weights) if weights.dim() == 4 else by_token.sum(0)
+    return total.to(weights.dtype)
+
+
 def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Compute ``naive.mix_heads``: one product, which is copied nowhere."""
     dtype = common_dtype(states)
@@ -106,9 +127,7 @@ def mix_weight_gradient(
     matrix = None if weights.dim() == 3 else _shared_memory(states, wide)
     if matrix is not None:
         rows = torch.stack([grad.reshape(-1, grad.shape[-1]) for grad in grads], dim=1)
-        by_token = torch.bmm(rows, matrix.transpose(1, 2))
-        total = by_token.view_as(weights) if weights.dim() == 4 else by_token.sum(0)
-        return total.to(weights.dtype)
+        return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
     if weights.dim() == 4 and _in_tiles(states, len(grads)):
         by_token = gradient.view(-1, *weights.shape[2:])
         flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
