@@ -1,10 +1,10 @@
 """Peers to measure against: the equations of each variant as an eager loop in plain PyTorch.
 
 A loop has what somebody would write who has the paper and the modules of a LLaMA: it calls the
-projections, norms and mlps of a model of ours, keeps what it reads over depth in a list, and writes
-the mixture as one sum, or one ``einsum`` where several are made of the same list. Nothing is stored
-in place, shared between layers or skipped. It computes what the model does, from the same weights,
-and ``check_same`` raises if it does not.
+projections, norms and mlps of a model of ours, keeps what it reads over depth in a list, each part
+computed once, and writes the mixture as one sum, or one ``einsum`` where several are made of the
+same list. Autograd differentiates it. It computes what the model does, from the same weights, and
+``check_same`` raises if it does not.
 
 Letters: B batch, T tokens, D width, G key-value heads, E head width, S sources, n streams.
 """
@@ -53,6 +53,8 @@ def check_same(model, loop, ids, tolerance=1e-3):
     """Raise ``ValueError`` unless the logits and every gradient of a model and its loop agree; each
     is compared by the norm of the difference, relative to that of the model's."""
     ours, theirs = _results(model, model, ids), _results(loop, loop.model, ids)
+    if only := sorted(ours.keys() ^ theirs.keys()):
+        raise ValueError(f"a loop differs from its model in what it reads: {', '.join(only)}")
     for name, expected in ours.items():
         error = ((theirs[name] - expected).norm() / expected.norm().clamp(min=1e-6)).item()
         if not error <= tolerance:
@@ -111,7 +113,8 @@ def unit(x, eps):
 
 def total(weights, sources):
     """Return the sum of sources, each times its weight."""
-    return sum(weight * source for weight, source in zip(weights, sources, strict=True))
+    first, *others = (weight * source for weight, source in zip(weights, sources, strict=True))
+    return sum(others, start=first)
 
 
 # Memories: what attention reads, from the slots (key, value) of all layers so far
@@ -288,28 +291,35 @@ def denseformer(model, x, rope, memory):
 
 
 def attention_residuals(model, x, rope, memory):
-    outputs, slots = [], []
+    config, slots = model.config, []
+    # What is attended to; in the delta form beside a residual.
+    sources, state = ([], x) if config.residual_form == "delta" else ([x], None)
+    size, written = config.sub_layers_per_block(), 0
+
+    def read(place):
+        if state is None:
+            scale = len(sources) if config.scale_by_sources else 1
+            return scale * _attend_over_depth(config, place, sources)
+        if not sources:
+            return state
+        return state + place.gate.weight * _attend_over_depth(config, place, sources)
+
+    def write(y):
+        nonlocal state, written
+        if written % size:
+            sources[-1] = sources[-1] + y
+        else:
+            sources.append(y)
+        written += 1
+        state = None if state is None else state + y
+
     for layer in model.model.layers:
-        h = _read_outputs(model.config, layer.attn_connection.place, x, outputs)
+        h = read(layer.attn_connection.place)
         query, *own = project(layer, layer.input_layernorm(h))
         slots.append(own)
-        outputs.append(attend(layer, rope, query, *memory(layer, slots)))
-        h = _read_outputs(model.config, layer.mlp_connection.place, x, outputs)
-        outputs.append(transform(layer, h))
-    return _read_outputs(model.config, model.model.stream.place, x, outputs)
-
-
-def _read_outputs(config, place, x, outputs):
-    if config.residual_form == "delta":
-        state = x + sum(outputs)
-        if outputs:
-            state = state + place.gate.weight * _attend_over_depth(config, place, outputs)
-        return state
-    size = config.sub_layers_per_block()
-    blocks = [sum(outputs[i : i + size]) for i in range(0, len(outputs), size)]
-    sources = [x, *blocks]
-    scale = len(sources) if config.scale_by_sources else 1
-    return scale * _attend_over_depth(config, place, sources)
+        write(attend(layer, rope, query, *memory(layer, slots)))
+        write(transform(layer, read(layer.mlp_connection.place)))
+    return read(model.model.stream.place)
 
 
 def _attend_over_depth(config, place, sources):
@@ -321,45 +331,51 @@ def _attend_over_depth(config, place, sources):
 
 
 def mudd(model, x, rope, memory):
-    outputs, slots = [x], []
+    sources, slots = [], []
     for layer in model.model.layers:
         connection = layer.attn_connection
-        mixtures = _mudd_mixtures(model, connection.place, outputs)
+        sources.append(_mudd_source(connection.place, x))
+        mixtures = _mudd_mixtures(model.config, connection.place, x, sources)
         inputs = [layer.input_layernorm(mixture) for mixture in mixtures[:-1]]
         gains = () if connection.gains is None else connection.gains.parameters()
-        own = [gain * x for gain, x in zip(gains, inputs[1:], strict=True)]
+        own = [gain * each for gain, each in zip(gains, inputs[1:], strict=True)]
         if layer.layer_idx and len(own) < 2:
             raise ValueError("MUDD of layers without keys or values has no eager loop")
         query, *own = project(layer, inputs[0], *own)
         slots.append(own)
         u = mixtures[-1] + attend(layer, rope, query, *memory(layer, slots))
-        outputs.append(u + transform(layer, u))
-    return _mudd_mixtures(model, model.model.stream.place, outputs)[0]
+        x = u + transform(layer, u)
+    place = model.model.stream.place
+    sources.append(_mudd_source(place, x))
+    return _mudd_mixtures(model.config, place, x, sources)[0]
 
 
-def _mudd_mixtures(model, place, outputs):
-    """Return what each way reads of the outputs so far, the residual last."""
-    config, x = model.config, outputs[-1]
+def _mudd_source(place, x):
+    return x if place.source_norm is None else place.source_norm(x)
+
+
+def _mudd_mixtures(config, place, x, sources):
+    """Return what each way reads of the sources so far, the residual last."""
     if place.weights is None:
         return [x, x]
     weights = place.weights
     hidden = functional.gelu(unit(x, config.rms_norm_eps) @ weights.inner.T)
     shares = (hidden @ weights.outer.T).unflatten(-1, weights.static.shape) + weights.static
-    if config.pre_post_norm:
-        places = [layer.attn_connection.place for layer in model.model.layers]
-        places.append(model.model.stream.place)
-        normed = [p.source_norm(out) for p, out in zip(places, outputs, strict=False)]
-        mixtures = torch.einsum("btcs,sbtd->cbtd", shares, torch.stack(normed))
-        return [x + norm(m) for norm, m in zip(place.mixture_norms, mixtures, strict=True)]
-    return list(torch.einsum("btcs,sbtd->cbtd", shares, torch.stack(outputs)))
+    mixtures = torch.einsum("btcs,sbtd->cbtd", shares, torch.stack(sources))
+    if not config.pre_post_norm:
+        return list(mixtures)
+    return [x + norm(m) for norm, m in zip(place.mixture_norms, mixtures, strict=True)]
 
 
 def dca(model, x, rope, memory):
-    recent, outputs = model.config.recent, [x]
+    recent, outputs, middle = model.config.recent, [x], None
     for layer in model.model.layers:
         sources = outputs
         if recent is not None and len(outputs) > recent + 1:
-            sources = [outputs[0], sum(outputs[1:-recent]), *outputs[-recent:]]
+            # The sum of those between the embedding and the recent ones.
+            newest = outputs[-recent - 1]
+            middle = newest if middle is None else middle + newest
+            sources = [x, middle, *outputs[-recent:]]
         sources = torch.stack(sources)
         weights, channels = layer.attn_connection.weights, layer.attn_connection.channels.weight
         by_token = torch.einsum("sbtd,cd->csbt", sources, weights.vectors).relu()

@@ -191,7 +191,7 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
         run = a_run(tmp_path, task=Task(name=task))
     config = transformers.LlamaConfig(**TINY)
     if task in ("of others", "taught"):
-        base = {"before" if task == "of others" else "taught_by": "org/base"}
+        base = {"before": "org/base"} if task == "of others" else {"taught_by": ("org/base",)}
         write_lineage(config, Lineage(**base, stages=(stage_of(a_run(tmp_path), ()),)))
     config.save_pretrained(tmp_path)
     lineage = checkpoints._lineage_of(tmp_path)

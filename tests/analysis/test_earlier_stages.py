@@ -259,16 +259,16 @@ def test_a_teacher_of_others_is_no_model_that_training_went_on_from(tmp_path):
     LlamaConfig().save_pretrained(tmp_path / "llama")
     llama = str(tmp_path / "llama")
     taught = check_earlier_stages(replace(TEXT, teacher=Teacher(model=llama)))
-    assert taught == Lineage(taught_by=llama)
-    assert str(taught) == f"{llama}, whose training data are unknown"
+    assert taught == Lineage(taught_by=(llama,))
+    assert str(taught) == f"taught by {llama}, of unknown training data"
     # Of a teacher of ours, what it went on from, and what it has learnt.
     teacher = saved(tmp_path / "teacher", TEXT, before="org/base")
     at_second_hand = check_earlier_stages(replace(TEXT, teacher=Teacher(model=str(teacher))))
-    assert at_second_hand == replace(read_lineage(teacher), before=None, taught_by="org/base")
-    # A model that is its own teacher is told once.
-    both = replace(after(TEXT, llama), teacher=Teacher(model=llama))
-    assert check_earlier_stages(both) == Lineage(before=llama, taught_by=llama)
-    assert str(check_earlier_stages(both)) == str(taught)
+    assert at_second_hand == replace(read_lineage(teacher), before=None, taught_by=("org/base",))
+    # Each is named once.
+    assert at_second_hand.with_teacher(read_lineage(teacher)) == at_second_hand
+    itself = replace(after(TEXT, llama), teacher=Teacher(model=llama))
+    assert check_earlier_stages(itself) == Lineage(before=llama, taught_by=(llama,))
 
 
 def changed(folder, change):

@@ -354,6 +354,32 @@ def test_sums_of_some_of_the_states_of_a_buffer(per_token):
     assert_same(got, expected)
 
 
+def test_many_gradients_at_once():
+    """As in ``jacobian(vectorize=True)``."""
+    x = an_input()
+    states = [depth.store(x, (), 2)]
+    states.append(depth.store(states[0].sin(), states, 2))
+    y = sum((i + 1) * out for i, out in enumerate(depth.mix(states, x.new_ones(3, 2))))
+    many = torch.eye(6, dtype=y.dtype)[:, None, None].expand(6, *y.shape)
+    (together,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in many]
+    torch.testing.assert_close(together, torch.stack(one_by_one))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_no_sequence_at_all(device):
+    x = torch.empty(0, 3, 4, device=device, requires_grad=True)
+    states = [depth.store(x, (), 2)]
+    states.append(depth.store(states[0].sin(), states, 2))
+    weights = torch.ones(2, 2, device=device, requires_grad=True)
+    for grad, of in zip(
+        torch.autograd.grad(sum(depth.mix(states, weights)).sum(), (x, weights)),
+        (x, weights),
+        strict=True,
+    ):
+        assert grad.shape == of.shape
+
+
 def test_a_place_in_the_buffer_is_taken_once():
     """Two ways to go on after the same states, as a layer that runs twice has, do not mix."""
     x = an_input()

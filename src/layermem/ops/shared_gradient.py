@@ -85,7 +85,8 @@ def leave(node: Any, part: Any) -> None:
 
 
 def of_running_pass(by_pass: dict[int, T], new: Callable[[], T]) -> T:
-    """Return what belongs to the running backward pass, which is dropped when the pass ends."""
+    """Return what belongs to the running backward pass, which is dropped when the pass ends; one
+    that raises leaves it until the graph is freed."""
     pass_id = torch._C._current_graph_task_id()
     if pass_id not in by_pass:
         by_pass[pass_id] = new()

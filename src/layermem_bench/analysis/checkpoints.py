@@ -216,7 +216,7 @@ def _lineage_of(location: Path | str) -> Lineage | None:
 
 def _goes_on(run: Run | None, lineage: Lineage | None) -> bool:
     """Return whether our runs went on from a model of others."""
-    # Models of earlier versions name a teacher of others as what they went on from.
+    # Those of earlier versions name a teacher of others as what they went on from.
     if run is not None and not (run.model.pretrained or run.host.model):
         return False
     return lineage is not None and lineage.before is not None and bool(lineage.stages)

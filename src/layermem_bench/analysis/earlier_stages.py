@@ -5,7 +5,6 @@ out, they may have learnt: a larger share of the same text, the text of its vali
 problems of the same task under options that split them otherwise.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,8 @@ class Lineage:
     before: str | None = None
     """Model that the first stage started from, of unknown training; None: new weights."""
     stages: tuple[Stage, ...] = ()
-    taught_by: str | None = None
-    """Models of unknown training that a stage learnt from as its teacher."""
+    taught_by: tuple[str, ...] = ()
+    """Models of unknown training that stages learnt from as their teachers."""
 
     def followed_by(self, stage: Stage) -> "Lineage":
         """Return the lineage of a model that one more stage has trained."""
@@ -47,20 +46,19 @@ class Lineage:
 
     def with_teacher(self, teacher: "Lineage") -> "Lineage":
         """Return what a model has learnt when it has learnt from another too."""
-        teachers = (self.taught_by, teacher.before, teacher.taught_by)
+        teachers = dict.fromkeys(filter(None, (*self.taught_by, teacher.before)))
+        teachers |= dict.fromkeys(teacher.taught_by)
         stages = dict.fromkeys((*self.stages, *teacher.stages))
-        return replace(self, stages=tuple(stages), taught_by=_in_words(teachers))
+        return replace(self, stages=tuple(stages), taught_by=tuple(teachers))
 
     def __str__(self) -> str:
+        unknown = []
+        if self.before:
+            unknown.append(f"{self.before}, whose training data are unknown")
+        if self.taught_by:
+            unknown.append(f"taught by {' and '.join(self.taught_by)}, of unknown training data")
         runs = ", ".join(stage.run_id for stage in self.stages)
-        unknown = _in_words((self.before, self.taught_by))
-        unknown = f"{unknown}, whose training data are unknown" if unknown else None
-        return ", then ".join(filter(None, (unknown, runs)))
-
-
-def _in_words(models: Iterable[str | None]) -> str | None:
-    """Return the names of models, each once; None: there are none."""
-    return " and ".join(dict.fromkeys(filter(None, models))) or None
+        return ", then ".join(filter(None, (*unknown, runs)))
 
 
 def stage_of(run: Run, content: tuple[str, ...]) -> Stage:

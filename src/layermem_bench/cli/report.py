@@ -21,8 +21,8 @@ class Report:
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
     same_text: bool = False
-    """Compare runs whose text has another digest: it is the same, in other files or compressed
-    otherwise. The page says so."""
+    """Compare runs on text that recorded different digests of it: it is the same text, by the same
+    tokenizer, and its file was compressed otherwise. The page says so; checkpoints are asked."""
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
     evaluation: tuple[Path, ...] = ()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from layermem.models.files import write_atomically
+from layermem.models.lineage import ORIGIN
 from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Run, Teacher
 from layermem_bench.config.run_identity import identity
@@ -74,31 +75,53 @@ def group_by_data(runs: Runs, *, same_text: bool = False) -> list[list[str]]:
     """Return the names of the runs of each board.
 
     Runs of one config that recorded different data are not compared, but for runs on text with
-    ``same_text``: the same one lay in other files or was compressed otherwise, as the user knows.
+    ``same_text``: the user knows that a file was compressed otherwise. Runs whose checkpoints say
+    that they read other tokens are an error then.
     """
-    by_config: dict[str, dict[str, str | None]] = {}
-    for name, (run, folder) in runs.items():
-        digest = recorded_about(folder).get("data")
-        is_text = run.task.name is None and run.records.source is None
-        by_config.setdefault(_data_of_config(run), {})[name] = (
-            None if same_text and is_text else digest
-        )
+    by_config: dict[str, list[str]] = {}
+    for name, (run, _) in runs.items():
+        by_config.setdefault(_data_of_config(run), []).append(name)
     settings: list[list[str]] = []
-    for digests in by_config.values():
+    for names in by_config.values():
+        digests = {name: recorded_about(runs[name][1]).get("data") for name in names}
         first_with = {digest: name for name, digest in reversed(digests.items()) if digest}
         if len(first_with) < 2:
             # A run that has not recorded its data stays with the others.
-            settings.append(list(digests))
+            settings.append(names)
             continue
+        named = " and ".join(reversed(first_with.values()))
+        run, _ = runs[names[0]]
+        is_text = run.task.name is None and run.records.source is None
+        if same_text and is_text:
+            _check_tokens({name: runs[name][1] for name in names})
+            logger.warning("%s recorded different digests of their text (--same-text)", named)
+            settings.append(names)
+            continue
+        mend = "; if a file was only compressed otherwise, layermem report --same-text"
         logger.warning(
             "%s were trained on different data under the same config: what lies there has changed "
-            "between them, so they are not compared; where it is the same text in other files or "
-            "compressed otherwise, layermem report --same-text",
-            " and ".join(reversed(first_with.values())),
+            "between them, so they are not compared%s",
+            *(named, mend if is_text else ""),
         )
         for digest in dict.fromkeys(digests.values()):
             settings.append([name for name, other in digests.items() if other == digest])
     return settings
+
+
+def _check_tokens(folders: Mapping[str, RunFolder]) -> None:
+    """Raise where checkpoints of runs, as far as there are any, say that they read other tokens."""
+    first_with: dict[str, str] = {}
+    for name, folder in folders.items():
+        for origin in folder.checkpoints.glob(f"*/{ORIGIN}"):
+            with naming_damage(folder):
+                read = json.loads(origin.read_text(encoding="utf-8"))["data"]
+            first_with.setdefault(json.dumps(read, sort_keys=True), name)
+    if len(first_with) > 1:
+        raise ValueError(
+            f"{' and '.join(first_with.values())} read other tokens, as their checkpoints say: "
+            "their texts or tokenizers differ, or are split otherwise, so they are not compared; "
+            "leave --same-text out"
+        )
 
 
 def find_comparable(
@@ -355,7 +378,7 @@ def _notes(settings: Sequence[Runs]) -> Iterator[str]:
             yield (
                 f"Runs on {name} recorded different digests of their text "
                 f"({', '.join(digests)}), and are compared because it is said to be the "
-                "same in other files (--same-text)."
+                "same, compressed otherwise (--same-text)."
             )
 
 

@@ -106,7 +106,8 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
     """Return the same state, whose gradient is computed once for all its readers.
 
     ``after`` are the states stored before it in this forward, of ``room`` in all: those that
-    follow each other share memory, in which a product reads all of them at once.
+    follow each other share memory, in which a product reads all of them at once. The backward of
+    several sums takes as much memory again, for their gradients.
     """
     if not torch.is_grad_enabled() or is_traced():
         return x
@@ -197,12 +198,15 @@ class _Mix(torch.autograd.Function):
         needs_weights, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
         d_weights = None
-        is_wide = states[0].dtype == products.widest(weights.dtype)
-        together = len(grads) > 1 and weights.dim() != 3 and is_wide and any(needs)
+        fits = states[0].dtype == products.widest(weights.dtype) and weights.dim() != 3
+        together = len(grads) > 1 and fits and any(needs) and not _is_batched(grads)
         rows = _rows_of_buffer(states, ctx.nodes) if together else None
         with autocast_disabled(weights):
             if rows is not None:
-                return products.add_mix_gradients(*rows, weights, grads), *d_states
+                d_weights = products.add_mix_gradients(
+                    *rows, weights, grads, needs_weights=needs_weights
+                )
+                return d_weights, *d_states
             if needs_weights:
                 d_weights = products.mix_weight_gradient(states, weights, grads)
             wide = weights.to(products.widest(weights.dtype, grads[0].dtype))
@@ -329,6 +333,16 @@ def _rows_of_buffer(
         return None
     rows = buffer.tensor[:, first : first + len(states)]
     return rows, buffer.gradients(nodes, first)
+
+
+def _is_batched(grads: Sequence[Tensor]) -> bool:
+    """Whether the backward is of many gradients at once (``is_grads_batched=True``), which cannot
+    be added to one in place."""
+    functorch = torch._C._functorch
+    return any(
+        functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+        for grad in grads
+    )
 
 
 def _find_node(x: Tensor) -> Any | None:

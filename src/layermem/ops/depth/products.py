@@ -54,17 +54,24 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
 
 
 def add_mix_gradients(
-    matrix: Tensor, total: Tensor, weights: Weights, grads: Sequence[Tensor]
-) -> Tensor:
+    matrix: Tensor,
+    total: Tensor,
+    weights: Weights,
+    grads: Sequence[Tensor],
+    *,
+    needs_weights: bool = True,
+) -> Tensor | None:
     """Add the gradients of the states of ``mix``, [N, S, D] as the states, to ``total``; return
-    that of the weights."""
+    that of the weights, if it is needed."""
     rows = torch.stack([grad.reshape(-1, grad.shape[-1]).to(total.dtype) for grad in grads], dim=1)
     by_token = _by_token(weights.to(total.dtype), len(rows)).transpose(1, 2)
     # On a CPU a tile of the product stays in the cache until it is added.
-    step = _TILE if total.device.type == "cpu" else len(rows)
+    step = _TILE if total.device.type == "cpu" else max(1, len(rows))
     for start in range(0, len(rows), step):
         tokens = slice(start, start + step)
         total[tokens].add_(torch.bmm(by_token[tokens], rows[tokens]))
+    if not needs_weights:
+        return None
     return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
 
 
