@@ -17,6 +17,7 @@ from measure import (
     print_table,
     round_seconds,
     summarize,
+    training_step,
 )
 
 
@@ -31,11 +32,7 @@ def main():
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
-
-        def step(model, ids=ids):
-            model(ids, labels=ids, use_cache=False).loss.backward()
-            model.zero_grad()
-
+        step = training_step(ids)
         for name, (model, _) in build_variants(fields, args.device, args.variants).items():
             loop = EagerLoop(model)
             check_same(model, loop, ids[:, :64])

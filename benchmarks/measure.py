@@ -213,6 +213,16 @@ def build_routers(fields, device):
     return models
 
 
+def training_step(ids):
+    """Return what runs forward and backward of a model on ids, and drops its gradients."""
+
+    def step(model):
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad()
+
+    return step
+
+
 def forcing(implementation):
     """Return a context with an implementation of routing; None: the one that is chosen anyway."""
     return nullcontext() if implementation is None else route.using(implementation)

@@ -18,6 +18,7 @@ from measure import (
     parse_arguments,
     print_table,
     round_seconds,
+    training_step,
 )
 
 
@@ -52,11 +53,7 @@ def main():
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
-
-        def step(model, ids=ids):
-            model(ids, labels=ids, use_cache=False).loss.backward()
-            model.zero_grad()
-
+        step = training_step(ids)
         if args.variants:
             models = build_variants(fields, args.device, args.variants)
             if args.bfloat16:
