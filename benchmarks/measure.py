@@ -58,9 +58,7 @@ SHAPES = {
 
 # The forms of the family that docs/family.md compares: what --variants family stands for.
 FAMILY = (
-    "lime,lime:router_shares_kv=false,"
-    "lime:router_shares_kv=false:router_init=value_residual:router_grain=layer,"
-    "value_residual,depth_attention,lime_hidden,"
+    "lime,lime:router_shares_kv=false,recipe,value_residual,depth_attention,lime_hidden,"
     "lime_hidden:form=dynamic,denseformer,attention_residuals,attention_residuals:residual_form=block,"
     "attention_residuals:residual_form=delta,mudd,mudd:pre_post_norm=true,dca,dca:recent=2,"
     "hyper_connections,hyper_connections:coefficients=static,mhc,mhc:res=identity,"

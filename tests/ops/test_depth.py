@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import live_tensors
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from layermem.ops import depth
@@ -17,8 +18,9 @@ SUMS = 3
 class Unstored:
     """The equations alone, differentiated by autograd."""
 
-    mix, score, inverse_rms = map(staticmethod, (naive.mix, naive.score, naive.inverse_rms))
-    store = staticmethod(lambda x, *_: x)
+    mix, mix_heads = staticmethod(naive.mix), staticmethod(naive.mix_heads)
+    score, inverse_rms = staticmethod(naive.score), staticmethod(naive.inverse_rms)
+    store = staticmethod(lambda x, *_, apart=False: x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -61,8 +63,8 @@ def test_second_derivatives_of_many_sums():
 class Chain(nn.Module):
     """Layers that read mixtures of all states so far, by weights of the three kinds."""
 
-    # Room in the buffer of the states: for none, for all, for the first four.
-    room = 1
+    # Room in the buffer of the states: for none, for all, for the first four; and its order.
+    room, apart = 1, False
 
     def __init__(self, layers=5, width=6, sums=SUMS):
         super().__init__()
@@ -80,7 +82,7 @@ class Chain(nn.Module):
         self.to_weights = nn.ParameterList(draw(sums * n, width) / 4 for n in steps)
 
     def forward(self, x, ops=depth, all_layers=False):
-        states, outs = [ops.store(x, (), self.room)], []
+        states, outs = [ops.store(x, (), self.room, apart=self.apart)], []
         for i, linear in enumerate(self.linears):
             n = len(states)
             scores = ops.score(states, self.vectors[i])
@@ -95,17 +97,23 @@ class Chain(nn.Module):
                 constant,
                 *ops.mix(states, per_token),
                 *ops.mix(states, self.several[i]),
+                *ops.mix_heads(states, self.several[i]),
                 *ops.mix(states, self.channels[i]),
             ]
             x = sum(part * (k + 1) for k, part in enumerate(parts)).tanh() @ linear + states[-1]
-            states.append(ops.store(x, states, self.room))
+            states.append(ops.store(x, states, self.room, apart=self.apart))
             outs.append(x)
         return outs if all_layers else x
 
 
-@pytest.fixture(params=[1, 6, 4], ids=lambda room: f"room {room}", autouse=True)
-def buffer_room(request, monkeypatch):
-    monkeypatch.setattr(Chain, "room", request.param)
+@pytest.fixture(
+    params=[(1, False), (6, False), (4, False), (6, True), (4, True)],
+    ids=["no buffer", "all together", "four together", "all apart", "four apart"],
+)
+def buffer(request, monkeypatch):
+    room, apart = request.param
+    monkeypatch.setattr(Chain, "room", room)
+    monkeypatch.setattr(Chain, "apart", apart)
 
 
 def an_input(batch=2, tokens=7, width=6):
@@ -128,6 +136,7 @@ def assert_same(got, expected):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.usefixtures("buffer")
 @pytest.mark.parametrize("few", [True, False], ids=["few tokens", "many tokens"])
 @pytest.mark.parametrize("sums", [1, 3], ids=lambda n: f"{n} sums")
 @pytest.mark.parametrize(
@@ -167,8 +176,9 @@ def test_states_of_two_dtypes_have_gradients_of_their_own():
     assert (wide.grad.dtype, narrow.grad.dtype) == (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.usefixtures("buffer")
 @pytest.mark.parametrize(
-    "frozen", ["constant", "channels", "vectors", "to_weights", "linears", "x"]
+    "frozen", ["constant", "several", "channels", "vectors", "to_weights", "linears", "x"]
 )
 def test_partial_inputs_needing_gradients(frozen):
     model, x = Chain(), an_input()
@@ -179,6 +189,7 @@ def test_partial_inputs_needing_gradients(frozen):
     assert_same(outcome(model, x), outcome(model, x, Unstored))
 
 
+@pytest.mark.usefixtures("buffer")
 def test_repeated_and_partial_passes():
     model, x = Chain(), an_input()
     expected = outcome(model, x, Unstored)[1:]
@@ -192,6 +203,7 @@ def test_repeated_and_partial_passes():
         assert_same(got, expected)
 
 
+@pytest.mark.usefixtures("buffer")
 @pytest.mark.parametrize("layer", range(5))
 def test_a_loss_that_does_not_reach_the_last_layers(layer):
     model, x = Chain(), an_input()
@@ -207,6 +219,7 @@ def test_a_loss_that_does_not_reach_the_last_layers(layer):
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.usefixtures("buffer")
 def test_a_backward_inside_a_backward():
     """A pass that a hook starts over the same graph does not mix with the one it interrupts."""
     model, x = Chain(), an_input()
@@ -230,19 +243,23 @@ def test_a_backward_inside_a_backward():
     assert_same(inner, expected[1])
 
 
-def test_a_watched_state_sees_its_whole_gradient():
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_a_watched_state_sees_its_whole_gradient(apart):
     grads = []
     for ops in (depth, Unstored):
         x, seen = an_input(), []
-        state = ops.store(x * 2, (), 2)
+        state = ops.store(x * 2, (), 2, apart=apart)
         state.retain_grad()
         state.register_hook(seen.append)
-        (out,) = ops.mix([state, ops.store(x * 3, [state], 2)], torch.ones(1, 2).double())
+        states = [state, ops.store(x * 3, [state], 2, apart=apart)]
+        out = ops.mix_heads(states, torch.ones(3, 2).double())
+        out = out.sum(0) + ops.mix(states, torch.ones(1, 2).double())[0]
         (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
         grads.append([state.grad, *seen, x.grad])
     assert_same(*grads)
 
 
+@pytest.mark.usefixtures("buffer")
 def test_derivatives_once_and_twice():
     model, x = Chain(3, 2, 2), an_input(1, 2, 2)
     torch.autograd.gradcheck(model, (x,))
@@ -251,12 +268,14 @@ def test_derivatives_once_and_twice():
     assert_same([gradient.detach() for gradient in got], outcome(model, x, Unstored)[1:])
 
 
+@pytest.mark.usefixtures("buffer")
 def test_transforms_of_functions():
     model, x = Chain(), an_input()
     got = torch.func.grad(lambda x: model(x).square().sum())(x.detach())
     torch.testing.assert_close(got, outcome(model, x, Unstored)[1])
 
 
+@pytest.mark.usefixtures("buffer")
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_a_checkpoint_around_all_layers(reentrant):
     model, x = Chain(), an_input()
@@ -266,6 +285,7 @@ def test_a_checkpoint_around_all_layers(reentrant):
     assert_same(got, outcome(model, x, Unstored))
 
 
+@pytest.mark.usefixtures("buffer")
 def test_saved_tensors_that_come_back_as_copies():
     model, x = Chain(), an_input()
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
@@ -273,6 +293,7 @@ def test_saved_tensors_that_come_back_as_copies():
     assert_same(got, outcome(model, x, Unstored))
 
 
+@pytest.mark.usefixtures("buffer")
 @pytest.mark.parametrize("tokens", [7, 131])
 def test_uninitialised_memory_is_never_read(tokens, monkeypatch):
     model, x = Chain(), an_input(3, tokens)
@@ -298,11 +319,13 @@ def test_memory_is_the_states_and_no_more():
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight, vector in zip(weights, vectors, strict=True):
             outs += [*depth.mix(states, weight), depth.score(states, vector)]
+            outs.append(depth.mix_heads(states, weight))
             states.append(depth.store(x.detach().clone().requires_grad_()))
     constant = sum(t.nbytes for t in (*weights, *vectors))
     assert sum(kept.values()) == 6 * x.nbytes + constant
 
 
+@pytest.mark.usefixtures("buffer")
 def test_a_backward_leaves_nothing():
     model, x = Chain(), an_input(2, 300)
 
@@ -332,20 +355,82 @@ def test_states_that_follow_each_other_share_memory():
     assert products._shared_memory(states, torch.float32) is None
 
 
-@pytest.mark.parametrize("per_token", [False, True], ids=["constant", "per token"])
-def test_sums_of_some_of_the_states_of_a_buffer(per_token):
-    """Rows that do not begin with the first, some of them twice, and those of no buffer."""
+def test_states_apart_lie_one_after_the_other():
     x = an_input()
+    states = [depth.store(x, (), 4, apart=True)]
+    for k in (2, 3, 4):
+        states.append(depth.store(x * k, states, 4, apart=True))
+    assert all(state.is_contiguous() for state in states)
+    for some in (states, states[1:3]):
+        pieces = products._pieces(some, x.dtype)
+        assert pieces.data_ptr() == some[0].data_ptr()
+        assert torch.equal(pieces, torch.stack(some).flatten(1))
+    for others in (states[::-1], states[::2], [states[0], states[1].clone()]):
+        pieces = products._pieces(others, x.dtype)
+        assert pieces.data_ptr() != others[0].data_ptr()
+        assert torch.equal(pieces, torch.stack(others).flatten(1))
+    assert products._pieces(states, torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_gradients_of_states_that_share_memory_are_added_to_it(apart, monkeypatch):
+    x, weights = an_input(), torch.ones(3, 2).double().requires_grad_()
+    states = [depth.store(x.sin(), (), 2, apart=apart)]
+    states.append(depth.store(states[0].sin(), states, 2, apart=apart))
+    mixed = depth.mix_heads(states, weights) if apart else torch.stack(depth.mix(states, weights))
+    calls, real = [], depth._Buffer.gradients
+    monkeypatch.setattr(depth._Buffer, "gradients", lambda *a: calls.append(a) or real(*a))
+    monkeypatch.delattr(products, "mix_heads_gradients")
+    mixed.sum().backward()
+    assert len(calls) == 1
+
+
+def test_states_in_half_precision_share_no_memory():
+    """Products are in float32: none could read them there."""
+    x = an_input().detach().bfloat16().requires_grad_()
+    for apart in (False, True):
+        first = depth.store(x, (), 2, apart=apart)
+        second = depth.store(x * 2, [first], 2, apart=apart)
+        assert first.untyped_storage().nbytes() == x.nbytes
+        weights = torch.ones(3, 2, requires_grad=True)
+        mixed = depth.mix_heads([first, second], weights)
+        (got,) = torch.autograd.grad(mixed.sum(), x)
+        assert mixed.dtype == got.dtype == torch.bfloat16 and torch.equal(
+            got, torch.full_like(x, 9)
+        )
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_tensors_of_other_classes_are_mixed(needs_grad):
+    """As distributed tensors: their memory has no address."""
+    noise = torch.Generator().manual_seed(3)
+    states = [torch.randn(2, 3, 4, generator=noise) for _ in range(3)]
+    weights = torch.randn(2, 3, generator=noise)
+    both = [TwoTensor(x, x.clone()).requires_grad_(needs_grad) for x in states]
+    stored = [depth.store(x, both[:j], 3, apart=True) for j, x in enumerate(both)]
+    mixed = depth.mix_heads(stored, TwoTensor(weights, weights.clone()))
+    torch.testing.assert_close(mixed.a, naive.mix_heads(states, weights))
+    if needs_grad:
+        grads = torch.autograd.grad(mixed.sum(), both)
+        for j, grad in enumerate(grads):
+            torch.testing.assert_close(grad.a, weights[:, j].sum().expand_as(grad.a))
+
+
+@pytest.mark.parametrize("kind", ["constant", "per token", "apart"])
+def test_sums_of_some_of_the_states_of_a_buffer(kind):
+    """Rows that do not begin with the first, some of them twice, and those of no buffer."""
+    x, per_token, apart = an_input(), kind == "per token", kind == "apart"
     shape = (*x.shape[:2], 2, 2) if per_token else (2, 2)
     noise = torch.Generator().manual_seed(2)
     weights = torch.randn(4, *shape, generator=noise).double().requires_grad_()
 
     def outs(ops):
-        states = [ops.store(x, (), 4)]
+        states = [ops.store(x, (), 4, apart=apart)]
         for _ in range(3):
-            states.append(ops.store(states[-1].sin() + x, states, 4))
+            states.append(ops.store(states[-1].sin() + x, states, 4, apart=apart))
         pairs = [states[:2], states[2:], [states[2], states[0]], [states[3], x]]
-        return [y for w, pair in zip(weights, pairs, strict=True) for y in ops.mix(pair, w)]
+        mix = ops.mix_heads if apart else ops.mix
+        return [y for w, pair in zip(weights, pairs, strict=True) for y in mix(pair, w)]
 
     got, expected = (
         torch.autograd.grad(sum((i + 1) * y.square().sum() for i, y in enumerate(outs(ops))), both)
@@ -354,12 +439,14 @@ def test_sums_of_some_of_the_states_of_a_buffer(per_token):
     assert_same(got, expected)
 
 
-def test_many_gradients_at_once():
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_many_gradients_at_once(apart):
     """As in ``jacobian(vectorize=True)``."""
     x = an_input()
-    states = [depth.store(x, (), 2)]
-    states.append(depth.store(states[0].sin(), states, 2))
-    y = sum((i + 1) * out for i, out in enumerate(depth.mix(states, x.new_ones(3, 2))))
+    states = [depth.store(x, (), 2, apart=apart)]
+    states.append(depth.store(states[0].sin(), states, 2, apart=apart))
+    mix = depth.mix_heads if apart else depth.mix
+    y = sum((i + 1) * out for i, out in enumerate(mix(states, x.new_ones(3, 2))))
     many = torch.eye(6, dtype=y.dtype)[:, None, None].expand(6, *y.shape)
     (together,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
     one_by_one = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in many]
@@ -372,8 +459,9 @@ def test_no_sequence_at_all(device):
     states = [depth.store(x, (), 2)]
     states.append(depth.store(states[0].sin(), states, 2))
     weights = torch.ones(2, 2, device=device, requires_grad=True)
+    total = sum(depth.mix(states, weights)).sum() + depth.mix_heads(states, weights).sum()
     for grad, of in zip(
-        torch.autograd.grad(sum(depth.mix(states, weights)).sum(), (x, weights)),
+        torch.autograd.grad(total, (x, weights)),
         (x, weights),
         strict=True,
     ):

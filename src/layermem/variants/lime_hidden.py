@@ -125,9 +125,7 @@ class HeadMixtures(Connection):
         self.weights, self.is_static, self.room = weights, is_static, room
 
     def read(self, state: State, norm: Norm) -> tuple[Inputs, State]:
-        normed = norm(state[0])
-        if not self.is_static:
-            normed = store(normed, state[1:], self.room)
+        normed = store(norm(state[0]), state[1:], self.room, apart=self.is_static)
         carry = (*state, normed)
         if self.weights is None:
             return normed, carry

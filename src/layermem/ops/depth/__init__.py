@@ -14,8 +14,9 @@ memory are one product, added to a gradient of that memory's shape:
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
 
-``mix_heads`` leaves nothing: for many sums of all states, one product for the gradients of all of
-them, which autograd adds up, is less work than to read every gradient for every state.
+For ``mix`` such states lie together by token, for ``mix_heads`` apart. Of others ``mix_heads``
+hands autograd a gradient each, from one product: less work than to read every gradient for every
+state.
 
 Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
 and ``create_graph=True`` the equations of naive.py are differentiated.
@@ -49,25 +50,29 @@ Part = tuple[Literal["sum", "score"], Tensor, Tensor]
 
 
 class _Buffer:
-    """The memory [B T, room, D] of the states of one forward, token after token."""
+    """The memory [B T, room, D] of the states of one forward: token after token, or if they are
+    ``apart`` state after state, each in one piece."""
 
-    def __init__(self, x: Tensor, room: int) -> None:
-        self.tensor = x.new_empty(x.shape[0] * x.shape[1], room, x.shape[2])
-        self.shape, self.used = x.shape, 0
+    def __init__(self, x: Tensor, room: int, *, apart: bool) -> None:
+        tokens, width = x.shape[0] * x.shape[1], x.shape[2]
+        if apart:
+            self.tensor = x.new_empty(room, tokens, width).transpose(0, 1)
+        else:
+            self.tensor = x.new_empty(tokens, room, width)
+        self.shape, self.used, self.apart = x.shape, 0, apart
         # Of each running backward: the gradient of all rows, and the rows that have a part of it.
         self._gradients: dict[int, tuple[Tensor, set[int]]] = {}
 
     def append(self, x: Tensor) -> Tensor:
         """Copy a state into the next row; return the row [B, T, D]."""
-        batch, tokens, width = x.shape
-        stride = self.tensor.stride(0)
+        of_token, of_state, _ = self.tensor.stride()
         # Not a view of the buffer, whose rows would share a count of changes in place.
         row = self.tensor.new_empty(0)
         row.set_(
             self.tensor.untyped_storage(),
-            self.used * width,
+            self.used * of_state,
             x.shape,
-            (tokens * stride, stride, 1),
+            (x.shape[1] * of_token, of_token, 1),
         )
         self.used += 1
         return row.copy_(x)
@@ -87,9 +92,9 @@ class _Buffer:
         return total[:, first : first + len(nodes)]
 
     def position(self, states: Sequence[Tensor]) -> int | None:
-        """Return the position of the first of states that are rows below each other; None: they
-        are not."""
-        row = self.tensor.shape[2] * self.tensor.element_size()
+        """Return the position of the first of states that follow each other; None: they do
+        not."""
+        row = self.tensor.stride(1) * self.tensor.element_size()
         first, rest = divmod(states[0].data_ptr() - self.tensor.data_ptr(), row)
         places = [states[0].data_ptr() + j * row for j in range(len(states))]
         are_rows = not rest and 0 <= first < self.used
@@ -102,20 +107,21 @@ class _Buffer:
         return free and (x.shape, x.dtype, x.device) == (self.shape, tensor.dtype, tensor.device)
 
 
-def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
+def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool = False) -> Tensor:
     """Return the same state, whose gradient is computed once for all its readers.
 
-    ``after`` are the states stored before it in this forward, of ``room`` in all: those that
-    follow each other share memory, in which a product reads all of them at once. The backward of
-    several sums takes as much memory again, for their gradients.
+    ``after`` are the states stored before it in this forward, of ``room`` in all, for which the
+    first takes memory. There a product reads those that follow each other at once: token after
+    token for ``mix`` and ``score``, or if the first was stored ``apart``, each state in one piece,
+    for ``mix_heads``. The backward of several sums takes as much memory again, for their gradients.
     """
     if not torch.is_grad_enabled() or is_traced():
         return x
     buffer = None
     if after:
         buffer = getattr(_find_node(readable(after[-1])), "buffer", None)
-    elif room > 1 and x.requires_grad and type(x) is Tensor:
-        buffer = _Buffer(x, room)
+    elif room > 1 and x.requires_grad and type(x) is Tensor and x.dtype == products.widest(x.dtype):
+        buffer = _Buffer(x, room, apart=apart)
     if buffer is not None and not buffer.has_room_for(x, len(after)):
         buffer = None
     stored: Tensor = x.view_as(x) if buffer is None else _Append.apply(x, buffer)
@@ -141,7 +147,7 @@ def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
     if is_traced():
         return naive.mix_heads(states, weights)
     if torch.is_grad_enabled():
-        mixed: Tensor = _MixHeads.apply(weights, *states)
+        mixed: Tensor = _MixHeads.apply(weights, *map(readable, states))
         return mixed
     with autocast_disabled(weights):
         return products.mix_heads(states, weights)
@@ -200,11 +206,11 @@ class _Mix(torch.autograd.Function):
         d_weights = None
         fits = states[0].dtype == products.widest(weights.dtype) and weights.dim() != 3
         together = len(grads) > 1 and fits and any(needs) and not _is_batched(grads)
-        rows = _rows_of_buffer(states, ctx.nodes) if together else None
+        shared = _in_buffer(states, ctx.nodes, apart=False) if together else None
         with autocast_disabled(weights):
-            if rows is not None:
+            if shared is not None:
                 d_weights = products.add_mix_gradients(
-                    *rows, weights, grads, needs_weights=needs_weights
+                    *shared, weights, grads, needs_weights=needs_weights
                 )
                 return d_weights, *d_states
             if needs_weights:
@@ -226,6 +232,7 @@ class _MixHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, *states: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *states)
+        ctx.nodes = [_find_node(x) for x in states]
         with autocast_disabled(weights):
             return products.mix_heads(states, weights)
 
@@ -234,10 +241,21 @@ class _MixHeads(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _differentiable_gradients(ctx, _mix_heads_as_list, (grad,))
         weights, *states = ctx.saved_tensors
+        needs_weights, *needs = ctx.needs_input_grad
+        d_states: list[Tensor | None] = [None] * len(states)
+        d_weights = None
+        fits = states[0].dtype == products.widest(weights.dtype) and not _is_batched((grad,))
+        shared = _in_buffer(states, ctx.nodes, apart=True) if fits and any(needs) else None
         with autocast_disabled(weights):
-            of_weights, of_states = products.mix_heads_gradients(states, weights, grad)
-        grads = zip((of_weights, *of_states), ctx.needs_input_grad, strict=True)
-        return tuple(grad if need else None for grad, need in grads)
+            if needs_weights:
+                d_weights = products.mix_heads_weight_gradient(states, weights, grad)
+            if shared is not None:
+                _, total = shared
+                products.add_mix_heads_gradients(total, weights, grad)
+            elif any(needs):
+                of_states = products.mix_heads_gradients(states, weights, grad)
+                d_states = [d if need else None for d, need in zip(of_states, needs, strict=True)]
+        return d_weights, *d_states
 
 
 class _Score(torch.autograd.Function):
@@ -322,14 +340,16 @@ def _gather(parts: list[Part], direct: Grads) -> Grads:
     return (total,)
 
 
-def _rows_of_buffer(
-    states: Sequence[Tensor], nodes: Sequence[Any | None]
+def _in_buffer(
+    states: Sequence[Tensor], nodes: Sequence[Any | None], *, apart: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """Return states and their gradients of the running backward, to add to, as rows [B T, S, D] of
-    one buffer; None: they are not."""
+    """Return states and their gradients of the running backward, to add to, as views [B T, S, D] of
+    one buffer of this order; None: they do not follow each other in one."""
     buffers = {getattr(node, "buffer", None) for node in nodes}
     buffer = buffers.pop()
-    if buffers or buffer is None or (first := buffer.position(states)) is None:
+    if buffers or buffer is None or buffer.apart != apart:
+        return None
+    if (first := buffer.position(states)) is None:
         return None
     rows = buffer.tensor[:, first : first + len(states)]
     return rows, buffer.gradients(nodes, first)

@@ -1,6 +1,6 @@
 """The products of sums over depth, without an intermediate as large as all states.
 
-States that share a buffer are read where they are, by one product. Otherwise, one sum is
+States that share memory are read where they are, by one product. Otherwise, one sum is
 accumulated state by state, in place. Several sums of one list of states read it once: a
 tile of tokens is copied into a scratch [tile, S, D], which stays in the processor's cache, and
 multiplied by the weights of all sums. The same is done with few tokens, as at decoding, where calls
@@ -85,24 +85,42 @@ def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Compute ``naive.mix_heads``: one product, which is copied nowhere."""
     dtype = common_dtype(states)
     wide = weights.to(widest(dtype))
-    return (wide @ _rows(states, wide.dtype)).view(-1, *states[0].shape).to(dtype)
+    return (wide @ _pieces(states, wide.dtype)).view(len(wide), *states[0].shape).to(dtype)
+
+
+def mix_heads_weight_gradient(states: Sequence[Tensor], weights: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of the weights of ``mix_heads``."""
+    wide = widest(weights.dtype, common_dtype(states))
+    return (grad.reshape(len(weights), -1).to(wide) @ _pieces(states, wide).t()).to(weights.dtype)
 
 
 def mix_heads_gradients(
     states: Sequence[Tensor], weights: Tensor, grad: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the gradients of the weights and of the states of ``mix_heads``."""
+) -> Iterator[Tensor]:
+    """Return the gradients of the states of ``mix_heads``."""
     wide = weights.to(widest(weights.dtype, common_dtype(states)))
-    rows = grad.flatten(1).to(wide.dtype)
-    of_weights = rows @ _rows(states, wide.dtype).t()
-    of_states = (wide.t() @ rows).view(-1, *states[0].shape).unbind()
-    return of_weights.to(weights.dtype), [
-        d.to(x.dtype) for d, x in zip(of_states, states, strict=True)
-    ]
+    rows = grad.reshape(len(weights), -1).to(wide.dtype)
+    of_states = (wide.t() @ rows).view(len(states), *states[0].shape)
+    return (d.to(x.dtype) for d, x in zip(of_states, states, strict=True))
 
 
-def _rows(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return states below each other, [S, N D]."""
+def add_mix_heads_gradients(total: Tensor, weights: Tensor, grad: Tensor) -> None:
+    """Add the gradients of the states of ``mix_heads`` to ``total`` [N, S, D], which has each state
+    in one piece."""
+    count = total.shape[1]
+    # A view, never a copy.
+    pieces = total.transpose(0, 1).view(count, total.numel() // count)
+    rows = grad.flatten(1).to(total.dtype)
+    pieces.addmm_(weights.t().to(total.dtype), rows)
+
+
+def _pieces(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return states below each other, [S, N D]: a copy, unless they lie so in memory."""
+    first = states[0]
+    if first.is_contiguous():
+        matrix = _equally_spaced(states, dtype, first.numel())
+        if matrix is not None:
+            return matrix.transpose(0, 1).view(len(states), first.numel())
     return torch.stack([x.to(dtype) for x in states]).flatten(1)
 
 
@@ -196,21 +214,31 @@ def _by_token(weights: Weights, count: int) -> Tensor:
 def _shared_memory(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return states of ``dtype`` as one tensor [N, S, D] without a copy; None if they are not rows
     of one buffer, below each other."""
+    width = states[0].shape[2]
+    if states[0].stride(1) < len(states) * width:
+        return None
+    return _equally_spaced(states, dtype, width)
+
+
+def _equally_spaced(states: Sequence[Tensor], dtype: torch.dtype, step: int) -> Tensor | None:
+    """Return states of ``dtype`` that begin ``step`` numbers after each other in one memory, as a
+    view [N, S, D] of it; None: they are not so."""
     first = states[0]
+    # The memory of tensors of other classes is not theirs to look at.
+    if any(type(x) is not Tensor for x in states):
+        return None
     batch, tokens, width = first.shape
     stride = first.stride()
-    if first.dtype != dtype or stride[1] < len(states) * width:
-        return None
-    if stride != (tokens * stride[1], stride[1], 1):
+    if first.dtype != dtype or stride != (tokens * stride[1], stride[1], 1):
         return None
     address, storage = first.data_ptr(), first.untyped_storage().data_ptr()
-    step = width * first.element_size()
     for j, x in enumerate(states):
-        if x.data_ptr() != address + j * step or x.untyped_storage().data_ptr() != storage:
+        at = address + j * step * first.element_size()
+        if x.data_ptr() != at or x.untyped_storage().data_ptr() != storage:
             return None
         if x.shape != first.shape or x.stride() != stride or x.dtype != dtype:
             return None
-    return first.as_strided((batch * tokens, len(states), width), (stride[1], width, 1))
+    return first.as_strided((batch * tokens, len(states), width), (stride[1], step, 1))
 
 
 def _in_tiles(states: Sequence[Tensor], count: int) -> bool:
