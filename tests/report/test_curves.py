@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from recorded import SIZES, record
@@ -11,7 +12,9 @@ from layermem_bench.config.run import Data, Optim
 from layermem_bench.report.drawings import curves_of_arms, draw_curves
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import Validation
-from layermem_bench.study.run_folders import find_comparable
+from layermem_bench.study.run_folders import find_comparable, name_arms
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def a_folder(path, variant="lime", validates=True, **changes):
@@ -26,7 +29,8 @@ def a_folder(path, variant="lime", validates=True, **changes):
 
 
 def draw(runs, out):
-    draw_curves(find_comparable(runs), out)
+    found = find_comparable(runs)
+    draw_curves(found, name_arms(found), out)
 
 
 def test_both_runs_are_named_with_their_last_loss(tmp_path):
@@ -34,19 +38,63 @@ def test_both_runs_are_named_with_their_last_loss(tmp_path):
     for name in ("a.svg", "b.svg"):
         draw(runs, tmp_path / name)
     text = (tmp_path / "a.svg").read_text()
-    assert "lime router=full, seed 3: validation loss 0.300" in text
+    assert "lime:router=full, seed 3: validation loss 0.300" in text
     assert "plain, seed 3: validation loss 0.300" in text
     assert text == (tmp_path / "b.svg").read_text()
 
 
-def test_runs_called_alike_are_told_apart_by_their_folders(tmp_path):
+def test_runs_are_named_as_the_arms_of_the_page(tmp_path):
     rates = {"fast": 0.1, "slow": 0.01}
     runs = [a_folder(tmp_path / name, optim=Optim(lr=lr)) for name, lr in rates.items()]
-    draw([*runs, a_folder(tmp_path / "plain", "plain")], tmp_path / "a.svg")
+    draw(runs, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    assert "lime router=full, seed 3 (fast): validation loss" in text
-    assert "lime router=full, seed 3 (slow): validation loss" in text
-    assert "plain, seed 3: validation loss" in text
+    assert "lime:lr=0.1, seed 3: validation loss" in text
+    assert "lime:lr=0.01, seed 3: validation loss" in text
+
+
+def test_runs_of_one_arm_and_seed_are_told_apart_by_their_folders(tmp_path):
+    """They differ in what came to the same, such as a precision."""
+    runs = find_comparable([a_folder(tmp_path / f"{lr}", optim=Optim(lr=lr)) for lr in (0.1, 0.2)])
+    draw_curves(runs, dict.fromkeys(runs, "lime"), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "lime, seed 3 (0.1): validation loss" in text
+    assert "lime, seed 3 (0.2): validation loss" in text
+
+
+def test_seeds_of_several_arms_are_named_together(tmp_path):
+    runs = [
+        a_folder(tmp_path / f"{variant}-{seed}", variant, seed=seed)
+        for variant in ("plain", "lime")
+        for seed in range(3)
+    ]
+    for run in runs[:-1]:
+        (run / "final").mkdir()
+    folder = RunFolder(runs[0])
+    last = folder.last_row()
+    folder.append_row({**last, "step": last["step"] + 1, "val_loss": 0.25})
+    draw(runs, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "plain, 3 seeds: validation loss 0.250 to 0.300<" in text
+    step = RunFolder(runs[-1]).last_row()["step"]
+    assert f"3 seeds: validation loss 0.300 to 0.300; seed 2 (at step {step})<" in text
+    # Nothing else is named.
+    assert text.count("validation loss") == 2
+
+
+def test_many_arms_are_named_below_the_axes(tmp_path):
+    """Within, they would hide the curves; outside of the figure nobody reads them."""
+    runs = [a_folder(tmp_path / f"{i}", optim=Optim(lr=0.001 * i)) for i in range(1, 20)]
+    draw(runs[:4], tmp_path / "few.svg")
+    # A warning, of a figure without room for its axes say, is an error here.
+    draw(runs, tmp_path / "many.svg")
+    few, many = (ElementTree.parse(tmp_path / f"{name}.svg") for name in ("few", "many"))
+    assert float(few.getroot().get("height")[:-2]) == 4.0 * 72
+    height, width = (float(many.getroot().get(side)[:-2]) for side in ("height", "width"))
+    below = {text.text: float(text.get("y")) for text in many.iter(f"{SVG}text") if text.text}
+    named = {text: y for text, y in below.items() if "seed 3" in text}
+    assert len(named) == 19 and below["tokens"] < min(named.values())
+    assert max(named.values()) < height
+    assert all(0 < float(t.get("x")) < width for t in many.iter(f"{SVG}text") if t.get("x"))
 
 
 def test_what_has_not_ended_or_has_diverged_is_said(tmp_path):

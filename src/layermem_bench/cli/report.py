@@ -60,10 +60,10 @@ def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or draw their curves."""
     if options.figure is not None:
         from layermem_bench.report.drawings import draw_curves
-        from layermem_bench.study.run_folders import find_comparable
+        from layermem_bench.study.run_folders import find_comparable, name_arms
 
         runs = find_comparable(options.runs, same_text=options.same_text)
-        draw_curves(runs, options.figure)
+        draw_curves(runs, name_arms(runs), options.figure)
         logger.info("%s", options.figure)
         return
     if options.export is not None:

@@ -2,9 +2,10 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -193,49 +194,73 @@ def _of_one_seed(result: StudyResult) -> str:
     return " (none of one seed)" if any(len(row.by_seed) == 1 for row in result.rows) else ""
 
 
-def draw_curves(runs: Mapping[str, tuple[Run, RunFolder]], out: Path) -> None:
-    """Draw the curves of runs, by the names of their folders, into a file; its suffix (svg, png,
-    pdf) is its kind. Whether their losses may be compared is for the caller to check."""
+def draw_curves(
+    runs: Mapping[str, tuple[Run, RunFolder]], arms: Mapping[str, str], out: Path
+) -> None:
+    """Draw the curves of runs, by name, into a file; its suffix (svg, png, pdf) is its kind.
+
+    ``arms``: the name of each run's arm. Of several arms the runs of each look alike and are named
+    together, of a single one each by itself. Whether losses may be compared is the caller's to
+    check.
+    """
     figures.check(out)
-    read = [_read_run(run, folder) for run, folder in runs.values()]
-    names = [name for name, _, _ in read]
-    # Runs of one name (they differ in a learning rate) show their folder too.
-    labels = [
-        f"{name} ({folder})" if names.count(name) > 1 else name
-        for name, folder in zip(names, runs, strict=True)
-    ]
-    styles = figures.styles_of(labels)
+    seeds = Counter((arms[name], run.seed) for name, (run, _) in runs.items())
+    several = len({arms[name] for name in runs}) > 1
+    together: dict[str, list[_Curves]] = {}
+    for name, (run, folder) in runs.items():
+        # Both of two that are alike, such as a copy, show their folder.
+        beside = f" ({name})" if seeds[arms[name], run.seed] > 1 else ""
+        each = _read_run(f"{arms[name]}, seed {run.seed}{beside}", run, folder)
+        together.setdefault(arms[name] if several else each.name, []).append(each)
+    styles = figures.styles_of(together)
 
     def plot(axes: Axes) -> None:
-        for label, (_, state, rows) in zip(labels, read, strict=True):
-            colour, dashes, _ = figures.STYLES[styles[label]]
-            trained, validated = (
-                [(row["tokens"], row[key]) for row in rows if key in row]
-                for key in ("loss", "val_loss")
-            )
-            axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
-            if validated:
-                text = f"{label}: validation loss {validated[-1][1]:.3f}{state}"
-                axes.plot(*zip(*validated, strict=True), color=colour, linestyle=dashes, label=text)
-            else:
-                axes.plot([], [], color=colour, label=f"{label}{state}")
+        for name, of_arm in together.items():
+            colour, dashes, _ = figures.STYLES[styles[name]]
+            for each in of_arm:
+                axes.plot(*each.trained, color=colour, alpha=0.25, linewidth=0.8)
+                axes.plot(*each.validated, color=colour, linestyle=dashes)
+            axes.lines[-1].set_label(_name_curves(name, of_arm))
         axes.set(xlabel="tokens", ylabel="loss (thin: training)")
         figures.count_across(axes)
-        axes.legend(frameon=False)
+        figures.legend(axes)
         axes.spines[["top", "right"]].set_visible(False)
 
     figures.save([plot], out, size=(7.0, 4.0))
 
 
-def _read_run(run: Run, folder: RunFolder) -> tuple[str, str, list[dict[str, Any]]]:
-    """Return a run's variant, options and seed; how far it is, if not at its end; its metrics."""
+@dataclass(frozen=True)
+class _Curves:
+    """Tokens and losses of a run, and how far it is, if not at its end."""
+
+    name: str
+    seed: int
+    trained: tuple[Sequence[float], Sequence[float]]
+    validated: tuple[Sequence[float], Sequence[float]]
+    state: str
+
+
+def _name_curves(arm: str, runs: Sequence[_Curves]) -> str:
+    """Return the text of a legend: whose curves they are, and their last losses."""
+    last = [each.validated[1][-1] for each in runs if each.validated[1]]
+    if len(runs) == 1:
+        return runs[0].name + "".join(f": validation loss {x:.3f}" for x in last) + runs[0].state
+    known = [loss for loss in last if math.isfinite(loss)]
+    ends = f": validation loss {min(known):.3f} to {max(known):.3f}" if known else ""
+    states = "".join(f"; seed {each.seed}{each.state}" for each in runs if each.state)
+    return f"{arm}, {len(runs)} seeds{ends}{states}"
+
+
+def _read_run(name: str, run: Run, folder: RunFolder) -> _Curves:
     rows = folder.rows()
     if not any("loss" in row for row in rows):
         raise ValueError(f"{folder.path} holds no metrics yet: leave it out")
-    name = " ".join([run.variant, *run.model.options])
-    losses = [row[key] for row in rows for key in ("loss", "val_loss") if key in row]
-    if folder.diverged.exists() or not all(map(math.isfinite, losses)):
+    trained, validated = (
+        ([row["tokens"] for row in rows if key in row], [row[key] for row in rows if key in row])
+        for key in ("loss", "val_loss")
+    )
+    if folder.diverged.exists() or not all(map(math.isfinite, trained[1] + validated[1])):
         state = f" (diverged by step {rows[-1]['step']})"
     else:
         state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
-    return f"{name}, seed {run.seed}", state, rows
+    return _Curves(name, run.seed, trained, validated, state)

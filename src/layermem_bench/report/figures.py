@@ -53,6 +53,10 @@ Scale = Literal["number", "share", "percent"]
 _ACROSS = 2
 # Characters of a line of a label at the left.
 _LABEL = 34
+# What a legend within the axes has room for: names, and characters of the longest.
+_MOST_WITHIN, _LONGEST_WITHIN = 8, 60
+# Characters of a legend's line below the axes, alone and beside another.
+_LINE_BELOW, _HALF_LINE_BELOW = 96, 48
 # Layers that are named at a side of a map.
 _MOST_TICKS = 12
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
@@ -181,9 +185,35 @@ def curves(
             count_across(axes)
         if scale != "number":
             _label_in_percent(axes, from_0_to_100=scale == "share")
-        axes.legend(frameon=False)
+        legend(axes)
 
     return plot
+
+
+def legend(axes: Axes) -> None:
+    """Name what is drawn: within the axes, or, if that is too much for the only ones, below."""
+    _, labels = axes.get_legend_handles_labels()
+    spec = axes.get_subplotspec()
+    is_alone = spec is None or spec.get_gridspec().get_geometry() == (1, 1)
+    longest = max(map(len, labels), default=0)
+    if is_alone and (len(labels) > _MOST_WITHIN or longest > _LONGEST_WITHIN):
+        _legend_below(axes)
+    else:
+        axes.legend(frameon=False)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Name what is drawn below the axes, in as many lines as that takes: the figure grows."""
+    handles, labels = axes.get_legend_handles_labels()
+    across = 2 if max(map(len, labels)) <= _HALF_LINE_BELOW else 1
+    labels = [textwrap.fill(label, _LINE_BELOW) for label in labels]
+    lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / across)
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.set_figheight(figure.get_figheight() + 0.16 * lines)
+    figure.legend(
+        *(handles, labels), loc="outside lower center", ncols=across, frameon=False, fontsize=7
+    )
 
 
 def count_across(axes: Axes) -> None:
@@ -327,9 +357,9 @@ def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: st
         axes.set(xlabel=across, ylabel=_escape_label(up))
         axes.set_xlim(left=0)
         # Below, where no interval can lie behind it.
-        axes.figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+        _legend_below(axes)
 
-    return drawing(draw, (6.0, 3.2 + 0.16 * math.ceil(len(points) / 2)))
+    return drawing(draw, (6.0, 3.2))
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> Plot:

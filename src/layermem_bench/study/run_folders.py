@@ -147,7 +147,7 @@ def find_comparable(
 def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
     """Return each arm's runs by seed, in the order of the runs; all are of one board."""
     arms: dict[str, dict[int, str]] = {}
-    for name, arm in _name_arms(_with_recorded_precision(runs)).items():
+    for name, arm in name_arms(runs).items():
         by_seed, seed = arms.setdefault(arm, {}), runs[name][0].seed
         if seed in by_seed:
             raise ValueError(
@@ -245,8 +245,9 @@ def _with_recorded_precision(runs: Runs) -> dict[str, Run]:
     }
 
 
-def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
+def name_arms(given: Runs) -> dict[str, str]:
     """Return the name of each run's arm: its variant, and what else differs between the runs."""
+    runs = _with_recorded_precision(given)
     fields = {name: _fields_of_arms(run) for name, run in runs.items()}
     differing = [
         key
