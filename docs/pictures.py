@@ -356,7 +356,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "answers.svg": answers,
     "mechanism.svg": partial(scheme, attached=False),
     "retrofit.svg": partial(scheme, attached=True),
-    "recipe_caches.svg": caches,
+    "results/half_cache.svg": caches,
     "recipe_inside.svg": inside,
     "results/text.svg": partial(
         forest,
