@@ -128,7 +128,9 @@ def answers() -> str:
         asked = each.question
         if asked.metric == LOSS and each.line and each.line.difference:
             part = "after 400 steps" if asked.stage == "early" else "later"
-            parts[part].append((asked.asks, arms.get(asked.arm, asked.arm), each.line.difference))
+            # At equal time an arm is named by its steps, and looks as it does elsewhere.
+            arm = asked.arm.partition(":max_steps=")[0]
+            parts[part].append((asked.asks, arms.get(arm, arm), each.line.difference))
     title = "Differences in validation loss with 95% intervals"
     return drawn_forests(title, parts, is_share=False, across=LOSSES[1])
 
