@@ -74,9 +74,9 @@ def test_seeds_of_several_arms_are_named_together(tmp_path):
     folder.append_row({**last, "step": last["step"] + 1, "val_loss": 0.25})
     draw(runs, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    assert "plain, 3 seeds: validation loss 0.250 to 0.300<" in text
+    assert "plain, 3 runs: validation loss 0.250 to 0.300<" in text
     step = RunFolder(runs[-1]).last_row()["step"]
-    assert f"3 seeds: validation loss 0.300 to 0.300; seed 2 (at step {step})<" in text
+    assert f"3 runs: validation loss 0.300 to 0.300; seed 2 (at step {step})<" in text
     # Nothing else is named.
     assert text.count("validation loss") == 2
 

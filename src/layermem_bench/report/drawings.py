@@ -208,7 +208,7 @@ def draw_curves(
     several = len({arms[name] for name in runs}) > 1
     together: dict[str, list[_Curves]] = {}
     for name, (run, folder) in runs.items():
-        # Both of two that are alike, such as a copy, show their folder.
+        # Two that differ in what came to the same, such as a precision, show their folders.
         beside = f" ({name})" if seeds[arms[name], run.seed] > 1 else ""
         each = _read_run(f"{arms[name]}, seed {run.seed}{beside}", run, folder)
         together.setdefault(arms[name] if several else each.name, []).append(each)
@@ -248,7 +248,7 @@ def _name_curves(arm: str, runs: Sequence[_Curves]) -> str:
     known = [loss for loss in last if math.isfinite(loss)]
     ends = f": validation loss {min(known):.3f} to {max(known):.3f}" if known else ""
     states = "".join(f"; seed {each.seed}{each.state}" for each in runs if each.state)
-    return f"{arm}, {len(runs)} seeds{ends}{states}"
+    return f"{arm}, {len(runs)} runs{ends}{states}"
 
 
 def _read_run(name: str, run: Run, folder: RunFolder) -> _Curves:
