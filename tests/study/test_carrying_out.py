@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,8 @@ from layermem_bench.study import steps
 from layermem_bench.study.boards import board_of, open_boards, study_of_variants
 from layermem_bench.study.carrying_out import carry_out, result_folder
 from layermem_bench.study.definition import CHOOSING_SEED
+from layermem_bench.study.gathering import STUDIES
+from layermem_bench.study.run_folders import compare_runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -272,6 +275,7 @@ def test_more_seeds_are_another_look(tmp_path, made_up, study):
     assert again == three and looks(three) == {((0, 1, 2),)}
     five, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
     assert looks(five) == {((0, 1, 2), (0, 1, 2, 3, 4))}
+    shutil.rmtree(tmp_path / STUDIES)
     fresh, _ = carry_out(asked(seeds=5), tmp_path / "fresh", [tmp_path], launcher=made_up)
     p, of_fresh = table(five)["lime"].p, table(fresh)["lime"].p
     assert p == pytest.approx(4 * of_fresh) and of_fresh > 0
@@ -280,6 +284,29 @@ def test_more_seeds_are_another_look(tmp_path, made_up, study):
     # Other learning rates make other runs, which were not looked at.
     other, _ = carry_out(asked(rates=(3e-3,)), tmp_path, launcher=made_up)
     assert looks(other) == {((0, 1, 2),)}
+
+
+def test_looks_of_a_study_count_wherever_its_runs_are_read(tmp_path, made_up, study):
+    def asked(variants="plain,lime", seeds=5):
+        return study(variants=variants, conditions=AT_TOKENS, seeds=seeds)
+
+    def looks(result):
+        (board,) = result.boards
+        return board.conditions[0].looks
+
+    here, both = tmp_path / "here", ((0, 1, 2), (0, 1, 2, 3, 4))
+    carry_out(asked(seeds=3), here, launcher=made_up)
+    carry_out(asked(), here, launcher=made_up)
+    elsewhere, _ = carry_out(asked(), tmp_path / "elsewhere", [here], launcher=made_up)
+    assert looks(elsewhere) == both
+    runs = sorted((here / "board").glob("*-s?"))
+    assert len(runs) == 10
+    assert looks(compare_runs(runs, tmp_path / "page")) == both
+    # Again, beside what was written there.
+    assert looks(compare_runs(runs, tmp_path / "page")) == both
+    # An arm that is new beside the plain decoder alone was not looked at before.
+    new, _ = carry_out(asked("plain,hyper_connections"), tmp_path / "new", [here], launcher=made_up)
+    assert looks(new) == both[1:]
 
 
 def test_a_run_that_is_tried_again_is_no_further_look(tmp_path, made_up, study):

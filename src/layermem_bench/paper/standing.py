@@ -9,9 +9,10 @@ from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SCALES
 from layermem_bench.results.files import read_result
 from layermem_bench.results.study import RunRecord, Scale, StudyResult
-from layermem_bench.study.carrying_out import RESULT, result_folder
+from layermem_bench.study.carrying_out import result_folder
 from layermem_bench.study.definition import Study
 from layermem_bench.study.estimates import Planned, is_recorded, planned_states
+from layermem_bench.study.gathering import RESULT
 from layermem_bench.study.planning import PlannedRun
 from layermem_bench.study.records import RecordedRuns
 

@@ -16,7 +16,7 @@ from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
-from layermem_bench.study.gathering import gather, replaced_result
+from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
 from layermem_bench.study.launchers.launcher import Launcher
 from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
@@ -24,8 +24,6 @@ from layermem_bench.study.records import RecordedRuns, naming_damage
 from layermem_bench.study.steps import MEMORY, STEPS, device, measured_memory, measured_steps
 
 logger = logging.getLogger(__name__)
-RESULT = "study.json"
-"""File of a result in its folder."""
 # In bytes, of a folder's name on common file systems.
 _LONGEST_NAME = 255
 Measured = tuple[MeasuredSteps | None, MeasuredMemory | None]
@@ -39,7 +37,7 @@ def result_folder(study: Study, out: Path) -> Path:
             f"a folder's name has at most {_LONGEST_NAME} bytes, and that of the result would have "
             f"{length} ({study.name}): name fewer boards"
         )
-    return out / "studies" / study.name
+    return out / STUDIES / study.name
 
 
 def carry_out(

@@ -1,7 +1,8 @@
 """Runs of a study -> its result: what they recorded, what was computed of them, what is missing.
 
-More seeds than those of the file that a result replaces, and shares a run with, are another look,
-for which p-values pay (``intervals.price_of_looks``).
+More seeds than those of an earlier result of the same runs are another look, for which p-values
+pay (``intervals.price_of_looks``). Looked for are the result that is replaced and the studies whose
+results lie beside the runs.
 """
 
 import logging
@@ -43,6 +44,12 @@ from layermem_bench.train.host_models import load_host
 from layermem_bench.train.run_config import check_same_run
 
 logger = logging.getLogger(__name__)
+RESULT = "study.json"
+"""File of a result in its folder."""
+STUDIES = "studies"
+"""Folder of the results of studies, beside the runs of their boards."""
+# A run's folder is OUT/BOARD/RUN or OUT/BOARD/CONDITION/RUN.
+_RUN_IS_BELOW = 3
 
 
 def gather(
@@ -62,14 +69,19 @@ def gather(
         )
         check_test_problems(counting)
         of_trials = [replace(run, validations=(), solved=None, about={}) for run in of_trials]
-        boards.append(_board(study, of_board, counting, before))
+        boards.append(_board(study, of_board, counting, earlier_results(before, counting)))
         runs += [*of_trials, *counting]
     trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
     seen = list(study.observe(trained) if study.observe else ())
     observed = [each for each in seen if isinstance(each, Observed)]
     of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
     of_paper["notes"] = (*study.notes, *_lost_notes(runs))
-    looks = (before.looks or (before.seeds,)) if before and _share_a_run(before.runs, runs) else ()
+    earlier = earlier_results(before, runs)
+    seen_before = [
+        further_looks(result.looks or (result.seeds,), study.seeds)
+        for result in earlier
+        if _were_compared(result.runs, runs)
+    ]
     return StudyResult(
         command="",
         name=study.name,
@@ -80,7 +92,7 @@ def gather(
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
         pictures=tuple(each for each in seen if isinstance(each, Picture)),
-        looks=further_looks(looks, study.seeds) if study.claims else (),
+        looks=max([further_looks((), study.seeds), *seen_before], key=len) if study.claims else (),
         **of_paper,
     )
 
@@ -114,7 +126,7 @@ def _by_arm(runs: Iterable[RunRecord], condition: str) -> Records:
 
 
 def _board(
-    study: Study, done: Done, counting: list[RunRecord], before: StudyResult | None
+    study: Study, done: Done, counting: list[RunRecord], earlier: Sequence[StudyResult]
 ) -> results.Board:
     board, base = done.board, done.board.base
     trained = _trained_by_hosts(done)
@@ -123,8 +135,7 @@ def _board(
             name=name,
             arms=_arms(done, plan, trained),
             looks=looks_at_runs(
-                before,
-                name,
+                earlier,
                 [run for run in counting if name in run.conditions],
                 study.seeds,
                 planned=True,
@@ -245,31 +256,55 @@ def replaced_result(path: Path) -> StudyResult | None:
         return None
 
 
+def earlier_results(
+    before: StudyResult | None, runs: Iterable[RunRecord]
+) -> tuple[StudyResult, ...]:
+    """Return what was computed of runs before: ``before``, and the results of studies that lie in
+    the folders that hold the runs."""
+    folders = {Path(run.folder).absolute() for run in runs}
+    parents = {parent for folder in folders for parent in folder.parents[:_RUN_IS_BELOW]}
+    files = sorted({file for parent in parents for file in parent.glob(f"{STUDIES}/*/{RESULT}")})
+    beside = (replaced_result(file) for file in files)
+    return tuple(each for each in (before, *beside) if each is not None)
+
+
 def looks_at_runs(
-    before: StudyResult | None,
-    condition: str,
+    results: Iterable[StudyResult],
     runs: Sequence[RunRecord],
     seeds: Sequence[int],
     *,
     planned: bool = False,
 ) -> Looks:
-    """Return the looks at the runs of one board under a condition, that at ``seeds`` last.
+    """Return the looks at the runs of one table, that at ``seeds`` last.
 
-    Runs are found again by what they are, not by the board's name. It is another look where an arm
-    has got seeds, also if all arms together have no new one; not where ``seeds`` are ``planned``,
-    of which one that failed was tried again.
+    ``results``: what was computed before, in which runs are found by what they are, not by the
+    names of boards; the table counts that has most looks at ``runs``. It is another look where an
+    arm has got seeds, also if all arms together have no new one; not where ``seeds`` are
+    ``planned``, of which one that failed was tried again.
     """
-    for board in before.boards if before else ():
-        for earlier in board.conditions:
-            seen = before.of(board.name, earlier.name) if before else []
-            if earlier.name == condition and _share_a_run(seen, runs):
-                first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
-                looks, now = earlier.looks or (first,), tuple(sorted(seeds))
-                if looks[-1] == now:
-                    grown = not planned and _an_arm_has_grown(seen, runs)
-                    return (*looks, now) if grown else looks
-                return further_looks(looks, now)
-    return further_looks((), seeds)
+    found = [further_looks((), seeds)]
+    for result in results:
+        for board in result.boards:
+            for condition in board.conditions:
+                seen = result.of(board.name, condition.name)
+                if _were_compared(seen, runs):
+                    found.append(_looks_after(condition, seen, runs, seeds, planned))
+    return max(found, key=len)
+
+
+def _looks_after(
+    condition: Condition,
+    seen: Sequence[RunRecord],
+    runs: Sequence[RunRecord],
+    seeds: Sequence[int],
+    planned: bool,
+) -> Looks:
+    """Return the looks at runs of which ``seen`` were looked at under a condition."""
+    first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
+    looks, now = condition.looks or (first,), tuple(sorted(seeds))
+    if looks[-1] != now:
+        return further_looks(looks, now)
+    return (*looks, now) if not planned and _an_arm_has_grown(seen, runs) else looks
 
 
 def _an_arm_has_grown(before: Iterable[RunRecord], now: Iterable[RunRecord]) -> bool:
@@ -284,7 +319,8 @@ def _an_arm_has_grown(before: Iterable[RunRecord], now: Iterable[RunRecord]) -> 
     return any(a & b and b - a for a, b in product(*of_arms))
 
 
-def _share_a_run(runs: Iterable[RunRecord], others: Iterable[RunRecord]) -> bool:
-    """Return whether a run has ended in both."""
-    ended = {run.run_id for run in runs if run.state == "ended"}
-    return any(run.run_id in ended for run in others if run.state == "ended")
+def _were_compared(seen: Iterable[RunRecord], runs: Sequence[RunRecord]) -> bool:
+    """Return whether of ``runs`` two arms, or the only one, have ended runs that were ``seen``."""
+    ended = {run.run_id: run.arm for run in runs if run.state == "ended"}
+    both = {ended[run.run_id] for run in seen if run.state == "ended" and run.run_id in ended}
+    return len(both) >= min(2, len(set(ended.values()))) > 0

@@ -28,10 +28,15 @@ from layermem_bench.results.study import (
     RunRecord,
     StudyResult,
 )
-from layermem_bench.study.carrying_out import RESULT
 from layermem_bench.study.costs import costs_of_arms
 from layermem_bench.study.definition import CHOOSING_SEED
-from layermem_bench.study.gathering import looks_at_runs, metrics_of, replaced_result
+from layermem_bench.study.gathering import (
+    RESULT,
+    earlier_results,
+    looks_at_runs,
+    metrics_of,
+    replaced_result,
+)
 from layermem_bench.study.hosts import way_of
 from layermem_bench.study.recipe import without_recipe
 from layermem_bench.study.records import (
@@ -402,7 +407,7 @@ def _compare(
     condition = Condition(
         name=AS_RECORDED,
         arms=tuple(Arm(name=arm, steps=run.max_steps) for arm, (run, _) in first_of_arm.items()),
-        looks=looks_at_runs(before, AS_RECORDED, records, seeds),
+        looks=looks_at_runs(earlier_results(before, records), records, seeds),
     )
     are_right = any(RIGHT_ANSWERS in record.metrics for record in records)
     board = Board(
