@@ -69,6 +69,10 @@ def test_a_run_of_several_records_is_there_once_or_refused(tmp_path):
     again = replace(run, metrics={**run.metrics, metric: value + 1e-3})
     with pytest.raises(ValueError, match=f"the run {run.name} with two values of {metric}"):
         export([result, replace(result, runs=(again, *others))], path)
+    # On another page its arm has another name, for what it is compared with.
+    named = [replace(each, arm=f"{each.arm}:lr=0.01") for each in result.runs]
+    with pytest.raises(ValueError, match=r"as an arm (\S+) and as \1:lr=0.01, and .* count as two"):
+        export([result, replace(result, runs=tuple(named))], path)
 
 
 def test_a_run_without_values_has_a_row_that_says_so(tmp_path):

@@ -406,20 +406,38 @@ def test_settings_called_alike_say_how_they_differ(tmp_path):
         assert f"<h2>made-up (stdlib, block_size={size})</h2>" in text
 
 
-def test_levels_have_a_table_of_their_own(tmp_path, four):
+@pytest.fixture
+def of_two_levels(tmp_path, four):
+    """Return a function that reads the table of the levels that ``four`` have solved."""
     for path in four:
         result = json.loads((path / "result.json").read_text())
         shares = result["by"]["operands"]["2"]
         worse = {**shares, "accuracy": 0.125, "interval": [0.1, 0.2]}
         result["by"]["operands"] = {"2": shares, "3": worse}
         (path / "result.json").write_text(json.dumps(result))
-    page = report.build(compared(tmp_path, *four))
-    (levels,) = [t for s in page.sections for t in s.tables if "by operands" in t.header[0]]
+
+    def read():
+        page = report.build(compared(tmp_path, *four))
+        (levels,) = [t for s in page.sections for t in s.tables if "by operands" in t.header[0]]
+        return levels
+
+    return read
+
+
+def test_levels_have_a_table_of_their_own(of_two_levels):
+    levels = of_two_levels()
     assert levels.header[1:] == ["2", "3"]
     assert levels.texts() == [
         ["plain", "35% (0% to 99%)", "12.5% ± 0.0%"],
         ["lime", "56% (5% to 100%)", "12.5% ± 0.0%"],
     ]
+
+
+def test_levels_say_which_seeds_they_lack(of_two_levels, four):
+    (four[0] / "result.json").unlink()
+    plain, lime = of_two_levels().texts()
+    assert all(cell.endswith(" (without seed 0)") for cell in plain[1:])
+    assert "without" not in " ".join(lime)
 
 
 def test_a_seed_without_a_result_or_validation_is_left_out_and_said(tmp_path, four):

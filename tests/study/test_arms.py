@@ -48,6 +48,14 @@ def test_arms_are_read():
             parse_arms(names)
 
 
+def test_arms_that_are_one_run_are_refused():
+    halved = replace(RUN, model=replace(SIZES, options=("storage=half",)))
+    with pytest.raises(ValueError, match=r"lime and lime:storage=half are the same .*storage=half"):
+        board_of(halved, "lime,lime:storage=half")
+    with pytest.raises(ValueError, match="recipe and .* are the same run: name one"):
+        board_of(RUN, f"recipe,lime:{':'.join(f'{k}={v}' for k, v in RECIPE.items())}")
+
+
 def test_an_arm_with_a_long_list_has_a_folder_name_that_fits():
     # Layers of 0 and 1 key-value heads, of 16 that store nothing.
     of_layers = [[[2 * i, 0, 0, 0], [2 * i, 1, 0, 1]] for i in range(16)]

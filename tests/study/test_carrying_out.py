@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from launchers import MadeUp
 from recorded import SIZES, record
 
@@ -13,7 +15,7 @@ from layermem_bench.report import study as report
 from layermem_bench.report.study_tables import shapes_tables
 from layermem_bench.results.comparing import lines_of
 from layermem_bench.results.files import read_result
-from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, StudyResult
+from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Claim, StudyResult
 from layermem_bench.study import boards as study_boards
 from layermem_bench.study import steps
 from layermem_bench.study.boards import board_of, open_boards, study_of_variants
@@ -117,6 +119,43 @@ def test_shapes_of_one_preset_are_ranked_together(tmp_path, made_up, study, monk
     counts = [arm.parameters for at in (0, 1) for arm in arms(result, "parameters", at).values()]
     assert max(counts) / min(counts) < 1.01
     assert "Wide or deep" in [section.title for section in report.build(result).sections]
+
+
+def test_shapes_pay_for_the_looks_of_any_of_them(tmp_path, made_up, study, monkeypatch):
+    base = study().boards[0].base
+    monkeypatch.setattr(study_boards, "get_preset", lambda name: replace(base, preset=name))
+    boards = open_boards(["board@4x32", "board@8x16"], "plain,lime", (1e-2,))
+    asked = study_of_variants(boards, range(3), ("parameters",))
+    result, _ = carry_out(asked, tmp_path, launcher=made_up)
+    first, second = result.boards
+    (condition,) = second.conditions
+    seen_twice = replace(condition, looks=((0, 1), (0, 1, 2)))
+    again = replace(result, boards=(first, replace(second, conditions=(seen_twice,))))
+    for (once, of_once, _), (twice, of_twice, _) in zip(
+        shapes_tables(result), shapes_tables(again), strict=True
+    ):
+        assert "times" not in once.caption and "4 times" in twice.caption
+        for ours, theirs in zip(of_twice, of_once, strict=True):
+            assert ours.p == (None if theirs.p is None else pytest.approx(min(1, 4 * theirs.p)))
+
+
+def test_boards_whose_text_changed_in_between_are_refused(tmp_path, made_up, study, monkeypatch):
+    base = study().boards[0].base
+    monkeypatch.setattr(study_boards, "get_preset", lambda name: replace(base, preset=name))
+    boards = open_boards(["board@4x32", "board@8x16"], "plain,lime", (1e-2,))
+    asked = study_of_variants(boards, range(3), AT_TOKENS)
+    usual = made_up.train
+
+    def train(run, folder):
+        code = usual(run, folder)
+        config = yaml.safe_load(folder.config.read_text())
+        config["about"]["data"] = f"text of {run.model.num_hidden_layers}"
+        folder.config.write_text(yaml.safe_dump(config))
+        return code
+
+    monkeypatch.setattr(made_up, "train", train)
+    with pytest.raises(ValueError, match=r"8x16.* and .*4x32|4x32.* and .*8x16.*on different data"):
+        carry_out(asked, tmp_path, launcher=made_up)
 
 
 def test_results_of_other_boards_stay(tmp_path, made_up, study):
@@ -286,7 +325,7 @@ def test_more_seeds_are_another_look(tmp_path, made_up, study):
     assert looks(other) == {((0, 1, 2),)}
 
 
-def test_looks_of_a_study_count_wherever_its_runs_are_read(tmp_path, made_up, study):
+def test_looks_of_a_study_count_wherever_its_runs_are_read(tmp_path, made_up, study, monkeypatch):
     def asked(variants="plain,lime", seeds=5):
         return study(variants=variants, conditions=AT_TOKENS, seeds=seeds)
 
@@ -304,9 +343,34 @@ def test_looks_of_a_study_count_wherever_its_runs_are_read(tmp_path, made_up, st
     assert looks(compare_runs(runs, tmp_path / "page")) == both
     # Again, beside what was written there.
     assert looks(compare_runs(runs, tmp_path / "page")) == both
+    # By a link, and from the folder of a run.
+    (tmp_path / "link").symlink_to(here / "board")
+    assert looks(compare_runs([tmp_path / "link"], tmp_path / "of-link")) == both
+    monkeypatch.chdir(runs[0])
+    assert looks(compare_runs([Path("..")], tmp_path / "of-above")) == both
+    # A study with claims pays for looks of one without.
+    claims = (Claim(quantity=LOSS, arm="lime", direction="lower"),)
+    claimed, _ = carry_out(replace(asked(), name="paper/x", claims=claims), here, launcher=made_up)
+    assert claimed.looks == looks(claimed) == both
     # An arm that is new beside the plain decoder alone was not looked at before.
     new, _ = carry_out(asked("plain,hyper_connections"), tmp_path / "new", [here], launcher=made_up)
     assert looks(new) == both[1:]
+
+
+def test_what_was_not_seen_is_no_look(tmp_path, made_up, study):
+    """Seeds that were planned and failed, and fresh seeds with rates that were chosen before."""
+    usual = made_up.does
+    made_up.does = lambda run: "" if run.seed == 2 else usual(run)
+    carry_out(study(variants="plain,lime", conditions=AT_TOKENS), tmp_path, launcher=made_up)
+    ended = sorted((tmp_path / "board").glob("*-s[01]"))
+    page = compare_runs(ended, tmp_path / "page")
+    assert len(page.boards[0].conditions[0].looks) == 1
+    fresh = replace(
+        study(variants="plain,lime", conditions=AT_TOKENS), name="fresh", seeds=(10, 11, 12)
+    )
+    claims = (Claim(quantity=LOSS, arm="lime", direction="lower"),)
+    result, _ = carry_out(replace(fresh, claims=claims), tmp_path, launcher=made_up)
+    assert result.looks == ((10, 11, 12),)
 
 
 def test_a_run_that_is_tried_again_is_no_further_look(tmp_path, made_up, study):

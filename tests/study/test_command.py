@@ -3,10 +3,12 @@
 import html
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 import yaml
 from launchers import InThisProcess, use
+from recorded import SIZES, record
 from small_run import a_run
 
 from layermem_bench import cli
@@ -83,6 +85,19 @@ def test_a_preset_is_trained_with_several_seeds(tmp_path, made_up, capsys, monke
         with pytest.raises(SystemExit, match=named):
             cli.main([*asked, wrong])
     assert len(made_up.begun) == 6
+
+
+def test_options_of_a_runs_variant_are_of_no_other_arm(tmp_path, made_up, monkeypatch, caplog):
+    use(made_up, monkeypatch)
+    model = replace(SIZES, options=("storage=half", "attention_bias=true"))
+    folder = record(tmp_path / "half", model=model, preset="made-up")
+    monkeypatch.chdir(tmp_path)
+    arms = "lime,lime:storage=half"
+    with caplog.at_level("INFO"):
+        cli.main(["study", str(folder), "--variants", arms, "--seeds", "1", "--out", "out"])
+    assert "storage=half of " in caplog.text and "lime:storage=half)" in caplog.text
+    options = [run.model.options for run in made_up.runs]
+    assert options == [("attention_bias=true",), ("attention_bias=true", "storage=half")]
 
 
 def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):

@@ -14,7 +14,8 @@ from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, 
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
-from layermem_bench.study.run_folders import compare_runs, find_comparable
+from layermem_bench.study.recipe import RECIPE
+from layermem_bench.study.run_folders import compare_runs, find_comparable, name_arms
 from layermem_bench.tasks.registry import get_task
 
 
@@ -277,6 +278,24 @@ def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_pa
     assert runs_of(found) == [[["from-llama"], ["from-with-memory"]], [["from-other"]]]
     # Runs are found by the name of their board.
     assert len({board.name for board in found.boards}) == 2
+
+
+def test_what_a_page_refuses_no_figure_draws(tmp_path):
+    model = replace(SIZES, pretrained="/nowhere/m")
+    runs = [
+        record(tmp_path / f"l{i}", seed=i, model=model, about={"weights": f"w{i}"}) for i in (0, 1)
+    ]
+    for read in (lambda: compared(tmp_path, *runs), lambda: find_comparable(runs)):
+        with pytest.raises(ValueError, match="from different weights of /nowhere/m"):
+            read()
+
+
+def test_what_all_runs_have_is_named_where_it_makes_a_variant_another(tmp_path):
+    recipe = replace(SIZES, options=tuple(f"{name}={text}" for name, text in RECIPE.items()))
+    biased = replace(SIZES, options=("attention_bias=true", "router=full"))
+    for name, model, called in (("recipe", recipe, "recipe"), ("lime", biased, "lime")):
+        runs = [record(tmp_path / f"{name}{i}", seed=i, model=model) for i in range(2)]
+        assert set(name_arms(find_comparable(runs)).values()) == {called}
 
 
 def test_seeds_that_are_added_are_another_look(tmp_path):

@@ -31,6 +31,9 @@ def test_hours_are_those_of_the_runs_that_are_still_to_come(tmp_path, made_up, s
     assert 3600 * before.hours == pytest.approx(5 * OF_ALL_ARMS + changed)
     of_a_run = 40 * 32 * 256
     assert before.tokens == 24 * of_a_run
+    # Of the models at equal tokens, of which those at equal parameters are narrower.
+    (at_tokens,) = estimate(study(conditions=("tokens",)), tmp_path)
+    assert before.parameters == at_tokens.parameters
     assert before.flops > 6 * before.parameters * before.tokens * 0.5
     assert not made_up.begun and not any(tmp_path.iterdir())
     # One that failed is to come; with the rates chosen it is known which runs of three are one.

@@ -5,11 +5,12 @@ layermem train --config DIR/config.yaml     the config's options are the default
 layermem train DIR --resume                 so are those of a run, which goes on
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
 
@@ -17,12 +18,16 @@ from layermem_bench import presets
 from layermem_bench.config.run import Run, merged
 from layermem_bench.results.run_folder import RunFolder
 
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T", bound="StartingRun")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartingRun(Run):
     """Options of a command that starts from a preset or a config."""
+
+    keeps_variant: ClassVar[bool] = True
+    """Whether a config's options of its variant are taken, as by a command that trains it."""
 
     preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")] = ""
     """Preset to start from: a name that `layermem list presets` shows; or the folder of a run,
@@ -38,12 +43,12 @@ def with_base_run(kind: type[_T], command: str, args: Sequence[str]) -> _T:
     """
     config = _config_argument(args)
     if args and is_run_folder(args[0]):
-        run = _load(RunFolder(args[0]).config)
+        run = _load(RunFolder(args[0]).config, kind)
         return kind(**_fields(run) | {"preset": args[0]})
     if args and not args[0].startswith("-"):
         return kind(**_fields(presets.get_preset(args[0])) | {"preset": args[0]})
     if config is not None:
-        return kind(**_fields(_load(Path(config))) | {"preset": ""})
+        return kind(**_fields(_load(Path(config), kind)) | {"preset": ""})
     if "--help" in args or "-h" in args:
         return kind()
     raise ValueError(
@@ -59,11 +64,11 @@ def resolve_run(options: StartingRun) -> Run:
             f"give a preset or --config, got {options.preset} and --config {options.config}"
         )
     if is_run_folder(options.preset):
-        base = _load(RunFolder(options.preset).config)
+        base = _load(RunFolder(options.preset).config, type(options))
     elif options.config is None:
         base = presets.get_preset(options.preset)
     else:
-        base = _load(options.config)
+        base = _load(options.config, type(options))
     run = Run(**_fields(options) | {"preset": base.preset})
     _check_has_effect(run, base)
     model = replace(run.model, options=merged(base.model.options, run.model.options))
@@ -113,10 +118,22 @@ def _config_argument(args: Sequence[str]) -> str | None:
     return configs[0] if configs else None
 
 
-def _load(config: Path) -> Run:
+def _load(config: Path, kind: type[StartingRun]) -> Run:
     from layermem_bench.train.run_config import load_run
 
-    return load_run(config)
+    run = load_run(config)
+    if kind.keeps_variant or not run.model.options:
+        return run
+    from layermem_bench.train.setup import own_options
+
+    if own := own_options(run.variant, run.model):
+        logger.info(
+            "%s of %s: options of its variant are left out, arms name theirs "
+            "(--variants plain,%s:%s)",
+            *(" ".join(own), config, run.variant, ":".join(own)),
+        )
+    kept = tuple(option for option in run.model.options if option not in own)
+    return replace(run, model=replace(run.model, options=kept))
 
 
 def _fields(run: Run) -> dict[str, Any]:

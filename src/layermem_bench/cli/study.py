@@ -101,6 +101,7 @@ class OfPreset(StartingRun, Arms):
     Every other option is a field of the runs' config, as in `layermem train`.
     """
 
+    keeps_variant = False
     variant: tyro.conf.Suppress[str] = "lime"
 
     def study(self) -> "Study":

@@ -62,7 +62,16 @@ def _distinct(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     Raise ``ValueError`` where they have other values: as two values, a run would count twice.
     """
     seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    arms: dict[tuple[Any, ...], str] = {}
     for row in rows:
+        if row["run_id"]:
+            place = (row["study"], row["condition"], row["run_id"])
+            if (arm := arms.setdefault(place, row["arm"])) != row["arm"]:
+                raise ValueError(
+                    f"the records of {row['study']} have the run {row['run']} as an arm {arm} and "
+                    f"as {row['arm']}, and it would count as two; export each record into a table "
+                    "of its own"
+                )
         key = tuple(row[name] for name in _IDENTITY)
         known = seen.setdefault(key, row)
         if known["value"] != row["value"]:

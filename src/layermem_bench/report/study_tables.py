@@ -1,6 +1,6 @@
 """Tables of a study: arms side by side, levels, shapes, rates, costs, runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from layermem_bench.report.numbers import (
@@ -182,10 +182,21 @@ def levels_tables(result: StudyResult, board: Board, condition: Condition) -> It
         if BY_LEVEL in name:
             kind, _, level = name.rpartition(": ")
             values = result.values(board.name, condition.name, name)
-            means = [mean_by_seed(values.get(arm, {})) for arm in arms]
+            of_arms = [values.get(arm, {}) for arm in arms]
+            # Means over other seeds are not beside each other without a word.
+            seeds = set().union(*of_arms)
             columns = by_kind.setdefault(kind, {kind: list(arms)})
-            columns[level] = [format_interval(mean, True) for mean in means]
+            columns[level] = [
+                format_interval(mean_by_seed(by_seed), True) + _lacking(seeds - by_seed.keys())
+                for by_seed in of_arms
+            ]
     yield from map(Table.of_columns, by_kind.values())
+
+
+def _lacking(seeds: Iterable[int]) -> str:
+    """Say which seeds a mean lacks that others have."""
+    lacking = ", ".join(map(str, sorted(seeds)))
+    return lacking and f" (without seed {lacking})"
 
 
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
@@ -199,20 +210,22 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
     for preset, boards in by_preset.items():
         if len(boards) < 2:
             continue
-        (first, condition), name = boards[0], boards[0][0].metric
+        first, name = boards[0][0], boards[0][0].metric
         values = {
             (arm.name, board.shape): result.values(board.name, "parameters", name).get(arm.name, {})
             for arm in first.conditions[0].arms
             for board, _ in boards
         }
-        metric, looks = result.metric(name), max(1, len(condition.looks))
+        metric = result.metric(name)
+        looks = max((condition.looks for _, condition in boards), key=len)
         parts = {"arms and shapes": {f"{arm}, {shape}": v for (arm, shape), v in values.items()}}
         for arm in dict.fromkeys(arm for arm, _ in values):
             parts[f"shapes of {arm}"] = {s: v for (other, s), v in values.items() if other == arm}
         for part, of_part in parts.items():
-            lines = compare(of_part, result.seeds, metric.better, looks)
+            lines = compare(of_part, result.seeds, metric.better, max(1, len(looks)))
             title = f"{preset}, {part}, equal parameters"
-            yield _shapes_table(title, name, metric, lines), lines, metric
+            table = _shapes_table(title, name, metric, lines)
+            yield replace(table, caption=table.caption + looks_note(looks)), lines, metric
 
 
 def ranks_table(result: StudyResult) -> Table | None:

@@ -91,11 +91,25 @@ def arms_of_variants(
         change = partial(_as_variant, variant=variant, options=options, router_lr=takes)
         has_own_rate = own_rates and adds_parameters(run.variant, run.model)
         arms.append(Arm(name=name, change=change, has_own_rate=has_own_rate))
+    _check_differ(arms, base)
     if base.optim.router_lr is not None and all(
         arm.change(base).optim.router_lr is None for arm in arms
     ):
         check_router_lr(replace(arms[0].change(base), optim=base.optim))
     return tuple(arms)
+
+
+def _check_differ(arms: Sequence[Arm], base: Run) -> None:
+    """Raise where two arms are one run, whose difference would be found to be none."""
+    named: dict[str, str] = {}
+    for arm in arms:
+        first = named.setdefault(arm.change(base).id, arm.name)
+        if first != arm.name:
+            of_base = " ".join(base.model.options)
+            raise ValueError(
+                f"{first} and {arm.name} are the same run"
+                f"{of_base and f', with the options of the model ({of_base})'}: name one"
+            )
 
 
 def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: bool) -> Run:

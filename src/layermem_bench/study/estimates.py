@@ -184,12 +184,16 @@ def estimate_run(run: Run) -> Estimate:
 
 
 def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunRecord]]) -> Estimate:
-    arms = {planned.arm: planned.run for planned, _ in members}
+    # The first of an arm are at equal tokens; those at equal parameters have other models.
+    arms: dict[str, Run] = {}
+    for planned, _ in members:
+        arms.setdefault(planned.arm, planned.run)
     logger.info("timing steps of %d arms of %s", len(arms), board.name)
     seconds, basis = _seconds_of_steps(arms)
     missing = [planned for planned, state in members if not is_recorded(state)]
     of_ours = board.base.host.model is None
-    costs = {arm: _cost(run) for arm, run in arms.items()} if of_ours else {}
+    models = {(planned.run.variant, planned.run.model): planned.run for planned, _ in members}
+    costs = {model: _cost(run) for model, run in models.items()} if of_ours else {}
     return Estimate(
         board=board.name,
         trials=sum(planned.trial is not None for planned, _ in members),
@@ -200,7 +204,12 @@ def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunReco
         tokens=sum(
             _sequences(planned.run) * shape_of(planned.run).tokens for planned, _ in members
         ),
-        flops=sum(_sequences(p.run) * costs[p.arm].training for p, _ in members) if costs else None,
+        flops=sum(
+            _sequences(planned.run) * costs[planned.run.variant, planned.run.model].training
+            for planned, _ in members
+        )
+        if costs
+        else None,
         hours=sum(_seconds(p.run, seconds[p.arm]) for p in missing) / 3600,
         basis=basis,
         without=board.base.added_loss,

@@ -35,6 +35,7 @@ from layermem_bench.study.planning import Done, Plan, parameters, trials
 from layermem_bench.study.records import (
     RecordedRuns,
     check_comparable,
+    check_same_text,
     check_test_problems,
     read_record,
     standing,
@@ -76,12 +77,11 @@ def gather(
     observed = [each for each in seen if isinstance(each, Observed)]
     of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
     of_paper["notes"] = (*study.notes, *_lost_notes(runs))
-    earlier = earlier_results(before, runs)
-    seen_before = [
-        further_looks(result.looks or (result.seeds,), study.seeds)
-        for result in earlier
-        if _were_compared(result.runs, runs)
-    ]
+    compared = [run for run in runs if run.conditions]
+    earlier = earlier_results(before, compared)
+    # Boards are compared too: shapes, and by claims.
+    check_same_text(compared)
+    looks = looks_at_runs(earlier, compared, study.seeds, planned=True)
     return StudyResult(
         command="",
         name=study.name,
@@ -92,7 +92,7 @@ def gather(
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
         pictures=tuple(each for each in seen if isinstance(each, Picture)),
-        looks=max([further_looks((), study.seeds), *seen_before], key=len) if study.claims else (),
+        looks=looks if study.claims else (),
         **of_paper,
     )
 
@@ -261,9 +261,11 @@ def earlier_results(
 ) -> tuple[StudyResult, ...]:
     """Return what was computed of runs before: ``before``, and the results of studies that lie in
     the folders that hold the runs."""
-    folders = {Path(run.folder).absolute() for run in runs}
+    ended = {Path(run.folder) for run in runs if run.state == "ended"}
+    # Named by a link, a run lies beside what is beside it and beside the link.
+    folders = {place for folder in ended for place in (folder.absolute(), folder.resolve())}
     parents = {parent for folder in folders for parent in folder.parents[:_RUN_IS_BELOW]}
-    files = sorted({file for parent in parents for file in parent.glob(f"{STUDIES}/*/{RESULT}")})
+    files = sorted({file for parent in parents for file in parent.glob(f"{STUDIES}/**/{RESULT}")})
     beside = (replaced_result(file) for file in files)
     return tuple(each for each in (before, *beside) if each is not None)
 
@@ -300,9 +302,11 @@ def _looks_after(
     planned: bool,
 ) -> Looks:
     """Return the looks at runs of which ``seen`` were looked at under a condition."""
-    first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
-    looks, now = condition.looks or (first,), tuple(sorted(seeds))
-    if looks[-1] != now:
+    now = tuple(sorted(seeds))
+    ended = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
+    looks = condition.looks or (ended,)
+    # Seeds that were planned and have not ended were not seen.
+    if now not in (looks[-1], ended):
         return further_looks(looks, now)
     return (*looks, now) if not planned and _an_arm_has_grown(seen, runs) else looks
 

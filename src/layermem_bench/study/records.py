@@ -4,6 +4,8 @@ Only a run that reported a number that is not finite has diverged. One that was 
 any other way, has not: it says nothing about what it was run for.
 """
 
+import hashlib
+import json
 import logging
 import math
 import os
@@ -226,6 +228,33 @@ def check_comparable(folders: Iterable[RunFolder], *, of_one_board: bool = False
             "them all in another --out",
             " and ".join(map(str, of_plugins.values())),
         )
+
+
+def data_of_config(run: Run) -> str:
+    """Return what must be the same for losses to be comparable, as one text."""
+    data = trained_on(run)
+    data.pop("cache", None)
+    # A pretrained model's tokenizer by its digest; by its name, if it is not on this machine.
+    tokenizer = run.model.pretrained or run.host.model
+    if tokenizer is not None and (file := Path(tokenizer, "tokenizer.json")).exists():
+        tokenizer = hashlib.sha256(file.read_bytes()).hexdigest()
+    return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
+
+
+def check_same_text(records: Iterable[RunRecord]) -> None:
+    """Raise where runs on one text, of whatever boards, recorded different digests of it."""
+    found: dict[str, dict[str, str]] = {}
+    for record in records:
+        if record.state == "ended" and (digest := record.about.get("data")):
+            of = data_of_config(recorded_run(RunFolder(record.folder)))
+            found.setdefault(of, {}).setdefault(str(digest), record.folder)
+    for by_digest in found.values():
+        if len(by_digest) > 1:
+            raise ValueError(
+                f"{' and '.join(by_digest.values())} were trained on different data under one "
+                f"config ({', '.join(by_digest)}), so their boards cannot be compared; train one "
+                "of them again in another --out"
+            )
 
 
 def check_same_starts(folders: Iterable[RunFolder]) -> None:

@@ -4,7 +4,6 @@ Runs that were trained and validated on the same data form a board. On a board, 
 the seed alone form an arm, such as "lime:lr=0.01".
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,11 +42,13 @@ from layermem_bench.study.records import (
     check_comparable,
     check_same_starts,
     check_test_problems,
+    data_of_config,
     naming_damage,
     read_record,
     recorded_about,
     trained_on,
 )
+from layermem_bench.train.setup import own_options
 
 logger = logging.getLogger(__name__)
 Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
@@ -85,7 +86,7 @@ def group_by_data(runs: Runs, *, same_text: bool = False) -> list[list[str]]:
     """
     by_config: dict[str, list[str]] = {}
     for name, (run, _) in runs.items():
-        by_config.setdefault(_data_of_config(run), []).append(name)
+        by_config.setdefault(data_of_config(run), []).append(name)
     settings: list[list[str]] = []
     for names in by_config.values():
         digests = {name: recorded_about(runs[name][1]).get("data") for name in names}
@@ -146,6 +147,12 @@ def find_comparable(
             "runs of different data or tokenizers are not drawn on one axis: "
             f"{'; '.join(named)}. Draw them one by one, or leave --figure out for a page"
         )
+    by_arm: dict[str, list[RunFolder]] = {}
+    for name, arm in name_arms(runs).items():
+        by_arm.setdefault(arm, []).append(runs[name][1])
+    for folders in by_arm.values():
+        check_comparable(folders, of_one_board=True)
+    check_same_starts(folder for _, folder in runs.values())
     return runs
 
 
@@ -223,17 +230,6 @@ def _recorded_run(folder: RunFolder) -> Run:
         return recorded_run(folder)
 
 
-def _data_of_config(run: Run) -> str:
-    """Return what must be the same for losses to be comparable, as one text."""
-    data = trained_on(run)
-    data.pop("cache", None)
-    # A pretrained model's tokenizer by its digest; by its name, if it is not on this machine.
-    tokenizer = run.model.pretrained or run.host.model
-    if tokenizer is not None and (file := Path(tokenizer, "tokenizer.json")).exists():
-        tokenizer = hashlib.sha256(file.read_bytes()).hexdigest()
-    return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
-
-
 def _with_recorded_precision(runs: Runs) -> dict[str, Run]:
     """Return the runs with "auto" replaced by the precision it came to.
 
@@ -272,17 +268,19 @@ def _name_by(
 ) -> dict[str, str]:
     arms = {}
     for name, values in fields.items():
-        named = "model.options" in differing
+        run = runs[name]
+        # What all runs have is not said, but for what makes a variant another one.
+        all_have = "model.options" not in differing
+        named = own_options(run.variant, run.model) if all_have else run.model.options
         variant, *options = without_recipe(
-            way_of(runs[name].host) if runs[name].variant == VARIANT else runs[name].variant,
-            *(runs[name].model.options if named else ()),
+            way_of(run.host) if run.variant == VARIANT else run.variant, *named
         )
         parts = [
             ":".join(options)
             if key == "model.options"
             else f"{key.rpartition('.')[2]}={values[key]}"
-            for key in differing
-            if values.get(key) and (options or key != "model.options")
+            for key in dict.fromkeys(["model.options", *differing] if all_have else differing)
+            if (options if key == "model.options" else values.get(key))
         ]
         arms[name] = ":".join([variant, *parts])
     return arms

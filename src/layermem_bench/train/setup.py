@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -85,6 +86,22 @@ def check_options(variant: str, model: Model) -> DecoderConfig:
         return entry.config(**given | options)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
+
+
+def own_options(variant: str, model: Model) -> tuple[str, ...]:
+    """Return the options that make a variant another one: what a plain decoder does not have, with
+    another value than the variant has by itself; of one that is not registered here, all."""
+    try:
+        entry = lookup(variant)
+    except ValueError:
+        return model.options
+    of_all = {field.name for field in fields(lookup("plain").config)} | BUILT_WITH
+    usual = {field.name: field.default for field in fields(entry.config)}
+    return tuple(
+        f"{name}={text}"
+        for name, _, text in (option.partition("=") for option in model.options)
+        if name not in of_all and usual.get(name) != model.variant_fields()[name]
+    )
 
 
 def check_sharing(run: Run, config: Any) -> None:
