@@ -65,6 +65,9 @@ def test_a_mask_without_a_row_for_each_token_is_refused(model, ids):
         for mask in (zeros, zeros == 0):
             with pytest.raises(ValueError, match="has a row for each of the 11 tokens"):
                 model(ids, attention_mask=mask)
+        # Nor one with a column for all.
+        with pytest.raises(ValueError, match="has a column for each of the 11 tokens"):
+            model(ids, attention_mask=zeros.mT == 0)
         # Of one token, after others in a cache, it has one.
         cache = DynamicCache(config=model.config)
         model(ids[:, :-1], cache=cache)

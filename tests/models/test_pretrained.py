@@ -92,6 +92,17 @@ def test_from_llama_with_the_papers_routers_differs_and_keeps_the_rest(llama, id
     assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["value_residual", "depth_attention"])
+def test_a_variant_without_parameters_of_its_own_is_no_llama(name, llama, ids, tmp_path):
+    llama.save_pretrained(tmp_path)
+    cls = lookup(name).causal_lm
+    with pytest.raises(ValueError, match=f"is a LLaMA, and a {cls.__name__} computes something el"):
+        cls.from_pretrained(tmp_path)
+    cls.from_llama(tmp_path)
+    loaded = PlainForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(ids).logits, llama(ids).logits)
+
+
 def test_from_llama_leaves_the_source_alone(llama, ids):
     before = llama(ids).logits
     model = LimeForCausalLM.from_llama(llama)
@@ -307,6 +318,13 @@ def test_another_rope_than_the_checkpoints_is_asked_for_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"rope_theta=500000.0, got a config with 10000.0"):
         LimeForCausalLM.from_pretrained(tmp_path, config=LimeConfig(**TINY))
     longer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    of_longer = tmp_path / "longer"
+    LimeForCausalLM(LimeConfig(**TINY, rope_parameters=longer)).save_pretrained(of_longer)
+    same_base = {"rope_type": "default", "rope_theta": 5e5}
+    with pytest.raises(ValueError, match=r"rope_type=linear, got a config with default"):
+        LimeForCausalLM.from_pretrained(
+            of_longer, config=LimeConfig(**TINY, rope_parameters=same_base)
+        )
     LimeForCausalLM.from_pretrained(tmp_path, config=LimeConfig(**TINY, rope_parameters=rope))
     LimeForCausalLM.from_pretrained(tmp_path, config=LimeConfig(**TINY, rope_parameters=longer))
     other = {"rope_type": "default", "rope_theta": 1e4}

@@ -141,6 +141,7 @@ def test_the_page_shows_what_is_counted(traffic):
         (range(2, 5), {}, "consecutive layers of the 4"),
         (range(0, 4, 2), {}, "consecutive layers of the 4"),
         (range(2), {"tie_word_embeddings": True}, "build the model with tie_word_embeddings=False"),
+        (range(2), {"is_causal": False}, "causal attention, and .* has is_causal=False"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(layers, fields, message):

@@ -55,6 +55,18 @@ def test_it_equals_all_logits_at_once(chunk, dtype, tolerance):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_the_gradient_of_a_head_in_16_bits_does_not_depend_on_the_chunk(chunk):
+    torch.manual_seed(0)
+    x, weight = torch.randn(4096, D, dtype=torch.bfloat16), torch.randn(V, D, dtype=torch.bfloat16)
+    labels = torch.randint(0, V, (4096,))
+    weight.requires_grad_()
+    (ours,) = torch.autograd.grad(chunked_cross_entropy(x, weight, labels, chunk)[0], weight)
+    exact = weight.detach().double().requires_grad_()
+    (theirs,) = torch.autograd.grad(naive_cross_entropy(x.double(), exact, labels)[0], exact)
+    assert (ours.double() - theirs).norm() / theirs.norm() < 5e-3
+
+
 def test_input_or_weight_may_be_frozen():
     x, weight, labels = case()
     _, _, d_x, d_weight = results(naive_cross_entropy, x, weight, labels)

@@ -23,6 +23,13 @@ from layermem.retrofit import (
 )
 
 # Transformers tells of the routers that the bare model has no place for.
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 32,
+}
 ROUND_TRIP = """
 import sys, torch, layermem
 from transformers import AutoModelForCausalLM
@@ -262,8 +269,32 @@ def test_the_base_of_merged_lora_is_another_one_and_below_lora_it_is_the_same(tm
             {"final_logit_softcapping": 1.0},
             "final_logit_softcapping=None, and this one has 1.0",
         ),
+        (
+            "gpt_neox",
+            {},
+            {"rope_parameters": {**PLAIN_ROPE, "partial_rotary_factor": 1.0}},
+            "rope_parameters.partial_rotary_factor=0.25, and this one has 1.0",
+        ),
+        (
+            "llama",
+            {"rope_parameters": YARN},
+            {"rope_parameters": {**YARN, "attention_factor": 2.0}},
+            "rope_parameters.attention_factor=None, and this one has 2.0",
+        ),
+        ("gpt_neox", {}, {"use_parallel_residual": False}, "use_parallel_residual=True, and"),
+        ("gpt2", {}, {"activation_function": "relu"}, "activation_function=gelu_new, and"),
+        ("gpt2", {}, {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=False, and"),
+        (
+            "gemma2",
+            {},
+            {"hidden_activation": "silu"},
+            "hidden_activation=.*, and this one has silu",
+        ),
     ],
-    ids=["eps", "rope", "window", "no window", "cap"],
+    ids=[
+        *("eps", "rope", "window", "no window", "cap", "part of a head", "yarn"),
+        *("parallel", "activation", "scale", "gemma's activation"),
+    ],
 )
 def test_a_base_that_computes_otherwise_is_refused(name, fields, other, message, tmp_path):
     model = attach(make_host(name, **fields))
@@ -388,6 +419,7 @@ def test_settings_are_readable(tmp_path):
         "rms_norm_eps": 1e-6,
         "rope_parameters.rope_type": "default",
         "rope_parameters.rope_theta": 10000.0,
+        "rope_parameters.partial_rotary_factor": 1.0,
     }
     assert settings["base"]["fingerprints"].keys() == {"bfloat16", "float16"}
     assert settings["architecture"] == "LlamaModel"

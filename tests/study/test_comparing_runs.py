@@ -157,6 +157,13 @@ def test_teachers_tell_arms_apart(tmp_path):
     ]
     with pytest.raises(ValueError, match="trained by different weights of big under one config"):
         compared(tmp_path, *taught)
+    # Arms too: the teacher was made anew between them.
+    arms = [
+        record(tmp_path / v, variant=v, teacher=Teacher(model="big"), about={"teacher": v})
+        for v in ("plain", "lime")
+    ]
+    with pytest.raises(ValueError, match="were taught by different weights of big"):
+        compared(tmp_path, *arms)
 
 
 def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):

@@ -532,3 +532,9 @@ def test_the_recipe_is_lime_with_fields_of_its_own():
     assert Lime.extra_parameters(model.config) == 2 * (2 + 3 + 4)
     with pytest.raises(TypeError):
         layermem.RECIPE["router_grain"] = "pair"
+
+
+def test_one_layer_keeps_no_slots():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    one, two = (LimeConfig(**sizes, num_hidden_layers=layers) for layers in (1, 2))
+    assert Lime.extra_saved(one) == 0 and Lime.extra_saved(two) == 3 * 16

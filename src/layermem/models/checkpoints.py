@@ -153,17 +153,18 @@ def check_fields(
 
 
 def _check_rope(source: str | os.PathLike[str], saved: Any, config: Any) -> None:
-    """Raise for another base of plain rope, which a config that was made by hand leaves out.
+    """Raise for plain rope where another was saved, as a config that was made by hand has it.
 
     Rope of another type is for longer texts, and asked for.
     """
-    bases = [dict(getattr(each, "rope_parameters", None) or {}) for each in (saved, config)]
-    plain = all(each.get("rope_type", "default") == "default" for each in bases)
-    then, now = (each.get("rope_theta") for each in bases)
-    if plain and then != now:
+    ropes = [dict(getattr(each, "rope_parameters", None) or {}) for each in (saved, config)]
+    then, now = ({"rope_type": "default"} | each for each in ropes)
+    other = [key for key in ("rope_theta", "rope_type") if then.get(key) != now.get(key)]
+    if now["rope_type"] == "default" and other:
         raise ValueError(
-            f"{source} was saved with rope_theta={then}, got a config with {now}; its weights "
-            "cannot be used with another value: take it over, or give rope_parameters by keyword"
+            f"{source} was saved with {other[0]}={then.get(other[0])}, got a config with "
+            f"{now.get(other[0])}; its weights cannot be used with another value: take it over, or "
+            "give rope_parameters by keyword"
         )
 
 
@@ -198,6 +199,12 @@ def check_complete(
             f"does not have, such as {min(unexpected)}; load it with the class that saved it"
         )
     all_own = {key for key in model.state_dict() if _VARIANT_PARAMETER.search(key)}
+    computes_otherwise = _config_class(type(model)).model_type != f"{PREFIX}plain"
+    if model_type in LLAMA_MODEL_TYPES and computes_otherwise and not (own or allow_missing_own):
+        raise ValueError(
+            f"{source} is a LLaMA, and a {name} computes something else with its weights, without "
+            f"parameters of its own: {name}.from_llama takes them over as a start"
+        )
     if own and allow_missing_own and own != all_own:
         raise ValueError(
             f"{source} has some of the {len(all_own)} parameters that {name} adds to a LLaMA, and "

@@ -245,6 +245,13 @@ def check_mask(attention_mask: Tensor | None, embeds: Tensor, cache: Any) -> Non
             f"of this forward, got one of shape {list(attention_mask.shape)}, by which each would "
             "see those after it: give [batch, 1, tokens, tokens], or a mask of tokens (2-D)"
         )
+    if attention_mask.ndim == 4 and attention_mask.shape[3] < embeds.shape[1]:
+        raise ValueError(
+            f"an attention_mask of 4 dimensions has a column for each of the {embeds.shape[1]} "
+            "tokens of this forward and of those in the cache, got one of shape "
+            f"{list(attention_mask.shape)}: give [batch, 1, tokens, tokens], or a mask of tokens "
+            "(2-D)"
+        )
     if attention_mask.ndim != 2:
         return
     batch, length, what = *embeds.shape[:2], "tokens"

@@ -135,3 +135,8 @@ def _check(model: DecoderForCausalLM, layers: range) -> None:
             "the embeddings and the head share a weight (tie_word_embeddings=True), which lies in "
             "the first and in the last stage; build the model with tie_word_embeddings=False"
         )
+    if getattr(model.config, "is_causal", None) is False:
+        raise ValueError(
+            "a stage computes causal attention, and this model's config has is_causal=False; leave "
+            "it out, or run the model in one process"
+        )

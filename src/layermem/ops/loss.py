@@ -73,7 +73,9 @@ def _losses_and_gradients(
         dtype = torch.get_autocast_dtype(x.device.type)
         narrow_x, narrow_weight = x.to(dtype), weight.to(dtype)
     losses, d_x = [], []
-    d_weight = torch.zeros_like(weight) if needs[1] else None
+    # A sum over chunks in 16 bits would lose more the more chunks there are.
+    summed = torch.promote_types(weight.dtype, torch.float32)
+    d_weight = torch.zeros_like(weight, dtype=summed) if needs[1] else None
     for part, target in zip(narrow_x.split(chunk), labels.split(chunk), strict=True):
         logits = linear(part, narrow_weight)
         # The softmax is computed in float32 at least; its gradient is rounded once.
@@ -92,4 +94,6 @@ def _losses_and_gradients(
             d_x.append((d_logits @ narrow_weight).to(x.dtype))
         if d_weight is not None:
             d_weight += d_logits.T @ part
+    if d_weight is not None:
+        d_weight = d_weight.to(weight.dtype)
     return torch.cat(losses), torch.cat(d_x) if needs[0] else None, d_weight

@@ -50,11 +50,21 @@ _FORMAT = 3
 _COMPUTES = (
     *("hidden_act", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
     *("sliding_window", "layer_types", "attn_logit_softcapping", "final_logit_softcapping"),
-    *("query_pre_attn_scalar", "partial_rotary_factor", "rotary_pct"),
+    *("query_pre_attn_scalar", "partial_rotary_factor", "rotary_pct", "no_rope_layers"),
+    *("activation_function", "hidden_activation", "use_parallel_residual", "scale_attn_weights"),
+    *("scale_attn_by_inverse_layer_idx", "relative_attention", "pos_att_type", "position_buckets"),
+    *("max_relative_positions", "position_biased_input", "share_att_key", "norm_rel_ebd"),
 )
+_ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
+# Of releases that keep it beside the other numbers of rope, and of those that do not.
+_PART_OF_A_HEAD = ("partial_rotary_factor", "rotary_pct")
 _OF_ROPE = (
     *("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
     *("original_max_position_embeddings", "beta_fast", "beta_slow"),
+)
+# What rope may leave out; to leave it out computes something else too.
+_OF_ROPE_OR_NOT = (
+    *("attention_factor", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor"),
 )
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -239,6 +249,9 @@ def _computes(config: Any) -> dict[str, Any]:
     by_kind = {f"{kind}.": each for kind, each in rope.items() if isinstance(each, dict)}
     for kind, values in (by_kind or {"": rope}).items():
         named = {name: values[name] for name in _OF_ROPE if name in values}
+        named |= {name: values[name] for name in _OF_ROPE_OR_NOT if name in values}
+        parts = (values.get(name, getattr(config, name, None)) for name in _PART_OF_A_HEAD)
+        named["partial_rotary_factor"] = next(filter(None, parts), 1.0)
         fields |= {f"rope_parameters.{kind}{name}": value for name, value in named.items()}
     return fields
 
@@ -250,7 +263,7 @@ def _are_alike(name: str, one: Any, other: Any) -> bool:
     if name == "layer_types":
         # Not every release derives them.
         return one is None or other is None
-    if name != "hidden_act" or not {one, other} <= ACT2FN.keys():
+    if name not in _ACTIVATIONS or not {one, other} <= ACT2FN.keys():
         return False
     x = torch.linspace(-4, 4, 33)
     return torch.allclose(ACT2FN[one](x), ACT2FN[other](x), atol=1e-6)
@@ -335,11 +348,17 @@ def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
         raise ValueError(f"the routers in {path} do not fit: {error}") from error
     # Files of older releases do not say it.
     computes = base.get("computes") or {}
-    for name, value in computes.items():
-        if name in own["computes"] and not _are_alike(name, own["computes"][name], value):
+    left_out = dict.fromkeys(
+        name for name in own["computes"] if name.rpartition(".")[2] in _OF_ROPE_OR_NOT
+    )
+    of_rope = any(name.endswith(f".{_PART_OF_A_HEAD[0]}") for name in computes)
+    for name, value in {**(left_out if of_rope else {}), **computes}.items():
+        optional = name.rpartition(".")[2] in _OF_ROPE_OR_NOT
+        this = own["computes"].get(name)
+        if (optional or name in own["computes"]) and not _are_alike(name, this, value):
             raise ValueError(
                 f"the routers in {path} were trained on a base with {name}={value}, and this one "
-                f"has {own['computes'][name]}, by which the same weights compute something else; "
+                f"has {this}, by which the same weights compute something else; "
                 f"load the base as it was, from_pretrained(..., {name.partition('.')[0]}=...)"
             )
     is_same = not base["fingerprints"].items().isdisjoint(own["fingerprints"].items())

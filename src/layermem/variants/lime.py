@@ -500,6 +500,9 @@ class Lime(Variant[LimeConfig]):
         routed = config.router, config.router_sources, config.storage
         if routed != ("full", None, None) or config.router_grain == "head":
             return None
+        if config.num_hidden_layers == 1:
+            # It has nothing to route.
+            return 0
         numbers = config.num_key_value_heads * config.head_dim
         return (2 * config.num_hidden_layers - 1) * numbers
 
