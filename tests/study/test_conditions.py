@@ -3,13 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from launchers import MadeUp
 from recorded import SIZES
 
 from layermem.models.registry import variants
 from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Host, Model, Run
+from layermem_bench.config.run import Data, Host, Model, Run
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.efficiency.model_sizes import model_sizes, unknown_size
 from layermem_bench.presets import get_preset
-from layermem_bench.study.boards import open_boards
+from layermem_bench.study.boards import board_of, open_boards, study_of_variants
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.estimates import estimate
 from layermem_bench.study.planning import (
     at_equal_parameters,
     at_equal_time,
@@ -95,3 +100,23 @@ def test_a_shape_has_the_first_ones_parameters():
 def test_boards_that_cannot_be_are_refused(names, named):
     with pytest.raises(ValueError, match=named):
         open_boards(names, "plain")
+
+
+def test_a_tokenizer_of_the_hub_that_was_fetched_has_its_size(tmp_path, monkeypatch, caplog):
+    """One that was not is taken for GPT-2's, which no equal parameters are made by."""
+    run = replace(BASE, data=Data(tokenizer="org/small"), model=replace(SIZES, vocab_size=None))
+    asked = study_of_variants([board_of(run, "plain,lime")], range(3), ("parameters",))
+    assert model_sizes(run)[0]["vocab_size"] == 50257 and unknown_size(run) == "org/small"
+    with pytest.raises(ValueError, match="org/small is not on this machine, and equal parameters"):
+        carry_out(asked, tmp_path / "out", launcher=MadeUp())
+    with caplog.at_level("WARNING"):
+        estimate(replace(asked, conditions=("tokens",)), tmp_path / "out")
+    assert "org/small is not on this machine: its sizes are guessed" in caplog.text
+    load_tokenizer("bytes").save_pretrained(tmp_path / "snapshot")
+
+    def in_cache(name, file):
+        path = tmp_path / "snapshot" / file
+        return str(path) if name == "org/small" and path.exists() else None
+
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", in_cache)
+    assert model_sizes(run)[0]["vocab_size"] == 257 and unknown_size(run) is None

@@ -21,27 +21,59 @@ _GPT2_VOCABULARY = 50257
 def model_sizes(run: Run) -> tuple[dict[str, Any], float]:
     """Return a run's sizes as config fields, with its vocabulary, and mean tokens of a sequence.
 
-    Nothing is downloaded: a tokenizer that is not on this machine is taken to be GPT-2's size.
+    Nothing is downloaded: a tokenizer that is not on this machine is taken to be GPT-2's size
+    (``unknown_size``).
     """
     fields, length = run.model.sizes(), float(run.data.block_size)
-    name = run.model.pretrained or (run.task.tokenizer if run.task.name else run.data.tokenizer)
+    name = _tokenizer(run)
+    folder = name and _on_this_machine(name)
     if run.task.name and name is None:
         vocabulary, length = vocabulary_and_length(run.task)
     elif name == "bytes" and not run.task.name:
         vocabulary = BYTE_VOCABULARY_SIZE
-    elif name and (name == "bytes" or Path(name).is_dir()):
-        tokenizer = load_tokenizer(name)
+    elif name == "bytes" or folder:
+        tokenizer = load_tokenizer(str(folder or name))
         vocabulary = len(tokenizer)
         if run.task.name:
             vocabulary, length = vocabulary_and_length(run.task, tokenizer)
     else:
         vocabulary = _GPT2_VOCABULARY
     fields["vocab_size"] = fields["vocab_size"] or vocabulary
-    saved = Path(run.model.pretrained or "", "config.json")
-    if run.model.pretrained and saved.exists():
+    saved = Path(folder or "", "config.json")
+    if run.model.pretrained and folder and saved.exists():
         config = json.loads(saved.read_text(encoding="utf-8"))
         fields |= saved_sizes(run.variant, fields, config)
     return fields, length
+
+
+def unknown_size(run: Run) -> str | None:
+    """Return the name on the hub of a tokenizer or model whose sizes are not known here."""
+    name = _tokenizer(run)
+    known = name is None or name == "bytes" or _on_this_machine(name)
+    return None if known or run.model.vocab_size and not run.model.pretrained else name
+
+
+def _tokenizer(run: Run) -> str | None:
+    """Return where a run's tokenizer is from, its pretrained model's before any other."""
+    return run.model.pretrained or (run.task.tokenizer if run.task.name else run.data.tokenizer)
+
+
+def _on_this_machine(name: str) -> Path | None:
+    """Return the folder of a saved tokenizer or model, or of one from the hub that was fetched."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in ("config.json", "tokenizer.json"):
+        try:
+            found = try_to_load_from_cache(name, file)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
 
 
 def saved_sizes(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from layermem.models.files import write_atomically
 from layermem_bench.efficiency.measuring import describe_machine
+from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
@@ -86,6 +87,14 @@ def carry_out(
 
 def check_conditions(study: Study) -> None:
     """Raise where an arm cannot have what a condition asks for: before any training."""
+    asked = [f"equal {each}" for each in ("time", "parameters") if each in study.conditions]
+    for board in study.boards if asked else ():
+        if name := unknown_size(board.base):
+            raise ValueError(
+                f"{name} is not on this machine, and {' and '.join(asked)} depend on its size: "
+                "fetch it first, as transformers.AutoTokenizer.from_pretrained does (a model: "
+                "AutoModel), or leave --conditions out"
+            )
     wrong = []
     for board in study.boards if "parameters" in study.conditions else ():
         for arm in board.arms:

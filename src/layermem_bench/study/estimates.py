@@ -18,7 +18,7 @@ from layermem_bench.config.run import Model, Run
 from layermem_bench.data.sources import open_source
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.efficiency.measuring import Shape
-from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.efficiency.model_sizes import model_sizes, unknown_size
 from layermem_bench.results.costs import Cost
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import MeasuredSteps, RunRecord
@@ -192,6 +192,8 @@ def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunReco
     seconds, basis = _seconds_of_steps(arms)
     missing = [planned for planned, state in members if not is_recorded(state)]
     of_ours = board.base.host.model is None
+    for name in filter(None, {unknown_size(run) for run in arms.values()}):
+        logger.warning("%s is not on this machine: its sizes are guessed, and so are costs", name)
     models = {(planned.run.variant, planned.run.model): planned.run for planned, _ in members}
     costs = {model: _cost(run) for model, run in models.items()} if of_ours else {}
     return Estimate(
