@@ -580,6 +580,7 @@ def test_other_test_problems_are_not_compared(tmp_path):
     results = [json.loads((path / "result.json").read_text()) for path in runs]
     for changes, said in (
         ([{"problems": "first"}, {"problems": "second"}], "s0 and s1 solved different"),
+        ([{"solutions": "first"}, {"solutions": "second"}], "s0 and s1 were graded by different"),
         # Solved by fewer problems, it is another measure.
         ([{}, {"count": 10}], "s0 solved 20 test problems and s1 10"),
     ):

@@ -50,6 +50,8 @@ class Solved(Shares):
     steps_taken: int | None = None
     problems: str | None = None
     """Digest of the problems, the same for the same problems in the same order."""
+    solutions: str | None = None
+    """Digest of the solutions by which they were graded."""
 
     def to_json(self) -> str:
         """Return the text of a result.json, without what is not recorded."""

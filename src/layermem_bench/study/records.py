@@ -289,10 +289,14 @@ def check_test_problems(records: Iterable[RunRecord]) -> None:
     if len(by_count) > 1:
         (count, first), (other, name), *_ = by_count.items()
         raise ValueError(f"{first} solved {count} test problems and {name} {other}{mend}")
-    by_digest = {result.problems: name for name, result in solved.items() if result.problems}
-    if len(by_digest) > 1:
-        names = " and ".join(by_digest.values())
+    by_problems = {result.problems: name for name, result in solved.items() if result.problems}
+    if len(by_problems) > 1:
+        names = " and ".join(by_problems.values())
         raise ValueError(f"{names} solved different test problems, by their result.json{mend}")
+    by_solutions = {each.solutions: name for name, each in solved.items() if each.solutions}
+    if len(by_solutions) > 1:
+        names = " and ".join(by_solutions.values())
+        raise ValueError(f"{names} were graded by different solutions of one set{mend}")
 
 
 @contextmanager

@@ -116,6 +116,7 @@ def test_a_model_of_queries_is_trained_and_read_alike(tmp_path):
         assert tokenizer.decode(row[query].argmax()) == a.text
     rows = [json.loads(line) for line in folder.attempts.read_text().splitlines()]
     result = json.loads(folder.result.read_text())
+    assert result["solutions"] not in (None, result["problems"])
     assert result["accuracy"] == sum(sum(row["right"]) for row in rows) / 8
     assert (result["task"], result["chance"], folder.rows()[-1]["tokens"]) == (
         "mqar",

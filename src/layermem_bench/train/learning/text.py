@@ -8,6 +8,7 @@ Letters: B sequences, T tokens, V words of the vocabulary.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -33,6 +34,7 @@ from layermem_bench.train.sequences import (
     PaddedSequences,
     SequenceDataset,
     padding_of,
+    prompts_digest,
 )
 from layermem_bench.train.setup import build_model, load_run_tokenizer
 
@@ -212,7 +214,8 @@ class ProblemLearning:
             return None
         rows = [attempt.row() for attempt in attempts]
         write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
-        return solved, [row["prompt"] for row in rows]
+        solutions = prompts_digest([row["solution"] for row in rows])
+        return replace(solved, solutions=solutions), [row["prompt"] for row in rows]
 
 
 @final
