@@ -16,6 +16,8 @@ from layermem.variants.attention_residuals import AttentionResidualsConfig, sour
         ({"block_size": 2}, 'residual_form="full" has no blocks, got block_size=2'),
         ({"residual_form": "delta", "block_size": 2}, 'residual_form="delta" has no blocks'),
         ({"residual_form": "blocks"}, "full.*block.*delta"),
+        ({"gate_init": 1.0}, 'residual_form="full" has no gate, got gate_init=1'),
+        ({"residual_form": "delta", "scale_by_sources": False}, "leave scale_by_sources=False out"),
     ],
 )
 def test_bad_fields_are_named(fields, message):

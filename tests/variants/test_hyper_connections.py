@@ -15,6 +15,7 @@ from layermem.variants.hyper_connections import HyperConnectionsConfig
         ({"streams": 0}, "streams must be at least 1, got 0"),
         ({"coefficients": "learned"}, "learned"),
         ({"output_scale": "2"}, "output_scale"),
+        ({"coefficients": "static", "tanh": False}, "leave tanh=False out"),
     ],
 )
 def test_bad_fields_are_refused(fields, message):

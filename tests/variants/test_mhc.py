@@ -16,6 +16,7 @@ from layermem.variants.mhc import MhcConfig
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"res": "none"}, "none"),
         ({"init": "zeros"}, "zeros"),
+        ({"res": "identity", "rounds": 3}, "has no rounds, got rounds=3"),
     ],
 )
 def test_bad_fields_are_refused(fields, message):

@@ -94,6 +94,19 @@ class AttentionResidualsConfig(DecoderConfig):
                 f" one of {choices}; got {size}"
             )
 
+    def validate_gate_and_scale(self) -> None:
+        """Raise ``ValueError`` for a field that the form does not have."""
+        if self.gate_init and self.residual_form != "delta":
+            raise ValueError(
+                f'residual_form="{self.residual_form}" has no gate, got '
+                f'gate_init={self.gate_init:g}; leave it out or choose residual_form="delta"'
+            )
+        if not self.scale_by_sources and self.residual_form == "delta":
+            raise ValueError(
+                'residual_form="delta" adds its mixture behind a gate, and never scales it by its '
+                "sources: leave scale_by_sources=False out"
+            )
+
     def sub_layers_per_block(self) -> int:
         """Return the block size in use; every sub-layer is a block in the full form."""
         count = 2 * self.num_hidden_layers

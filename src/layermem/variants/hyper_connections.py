@@ -71,6 +71,13 @@ class HyperConnectionsConfig(DecoderConfig):
     output_scale: Literal["none", "-1/2", "+1/2"] = "none"
     """Power of n that is the initial weight of outputs when they are written; "none": 1."""
 
+    def validate_tanh(self) -> None:
+        """Raise ``ValueError`` where no part of the weights could pass through tanh, or not."""
+        if self.coefficients == "static" and not self.tanh:
+            raise ValueError(
+                'coefficients="static" has no part that depends on the token: leave tanh=False out'
+            )
+
 
 class HyperWeights(StreamWeights):
     """The static weights of connection k; see the table above."""

@@ -70,6 +70,7 @@ from layermem.models.streams import (
 from layermem.ops.sinkhorn import sinkhorn
 
 _STD = 0.02
+_ROUNDS = 20
 
 
 @strict
@@ -80,12 +81,20 @@ class MhcConfig(DecoderConfig):
 
     streams: int = number(4, at_least(2))
     """Number n of residual streams."""
-    rounds: int = number(20, at_least(1))
+    rounds: int = number(_ROUNDS, at_least(1))
     """Rounds of Sinkhorn's iteration; each divides columns, then rows, by their sums."""
     res: Literal["sinkhorn", "identity"] = "sinkhorn"
     """Mixing of the streams: learned ("sinkhorn") or none ("identity")."""
     init: Literal["plain", "deepseek_v4"] = "plain"
     """Initial coefficients: such that a new model is plain ("plain"), or those of DeepSeek-V4."""
+
+    def validate_rounds(self) -> None:
+        """Raise ``ValueError`` for rounds where no stream is mixed."""
+        if self.res == "identity" and self.rounds != _ROUNDS:
+            raise ValueError(
+                f'res="identity" mixes no streams, and has no rounds, got rounds={self.rounds}; '
+                'leave it out or choose res="sinkhorn"'
+            )
 
 
 def has_mixing(config: MhcConfig, connection: int) -> bool:
