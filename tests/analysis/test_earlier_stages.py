@@ -422,3 +422,22 @@ def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
         with pytest.raises(ValueError, match="held out a share of"):
             train(asked, tmp_path / "third")
     assert not RunFolder(tmp_path / "third").final.exists()
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_file_of_problems_that_an_earlier_stage_learnt(split, tmp_path):
+    learnt, copy, other = (tmp_path / f"{name}.json" for name in ("learnt", "copy", "other"))
+    for path in (learnt, copy):
+        path.write_text('[{"question": "a"}]')
+    other.write_text('[{"question": "b"}]')
+
+    def on(train, held_out):
+        options = (f"train={train}", f"{split}={held_out}")
+        return Run(preset="p", task=Task(name="prosqa", options=options))
+
+    start = saved(tmp_path / "model", on(learnt, other))
+    check_earlier_stages(after(on(copy, other), start))
+    with pytest.raises(
+        ValueError, match=rf"on the problems of {copy}, which are held out .*{split}"
+    ):
+        check_earlier_stages(after(on(other, copy), start))

@@ -26,8 +26,8 @@ class Stage:
     task: Task | None = None
     records: Records | None = None
     content: tuple[str, ...] = ()
-    """Digests of the files of the text or the records, by which each is known under another name
-    and among other files; none: they are generated, or on the hub."""
+    """Digests of the files of the text, the records or a task's training problems, by which each is
+    known under another name and among other files; none: they are generated, or on the hub."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def stage_of(run: Run, content: tuple[str, ...]) -> Stage:
     if run.records.source is not None:
         return Stage(run_id=run.id, records=run.records, content=content)
     if run.task.name is not None:
-        return Stage(run_id=run.id, task=run.task)
+        return Stage(run_id=run.id, task=run.task, content=content)
     # Where its prepared tokens lie is of no use elsewhere.
     return Stage(run_id=run.id, data=replace(run.data, cache=None), content=content)
 
@@ -110,6 +110,7 @@ def _check_stages(run: Run, lineage: Lineage, trained_by: str) -> None:
         if run.task.name is not None:
             if stage.task is not None and stage.task.name == run.task.name:
                 _check_task(run, stage.task, told)
+                _check_files_of_task(run, stage, told)
         elif run.records.source is not None:
             if stage.records is not None and stage.records.kind == run.records.kind:
                 _check_source(run.records, stage.records, stage, told)
@@ -118,12 +119,12 @@ def _check_stages(run: Run, lineage: Lineage, trained_by: str) -> None:
 
 
 def content_of(run: Run) -> tuple[str, ...]:
-    """Return the digests of the files of text or of records that a run is trained on; none: they
-    are generated, or on the hub, where their name says enough."""
+    """Return the digests of the files of text, records or problems that a run is trained on; none:
+    they are generated, or on the hub, where their name says enough."""
     if run.records.source is not None:
         return _digests_of_files(run.records, run.records.source)
     if run.task.name:
-        return ()
+        return _digest_of_problems(run, "train")
     digests = [_digests_of_files(run.data, source) for source in run.data.shares()]
     return tuple(sorted({each for of_source in digests for each in of_source}))
 
@@ -150,6 +151,23 @@ def _check_task(run: Run, earlier: Any, told: str) -> None:
                 f"held out here: add --task.options {name}={before}, or train the stage before "
                 f"with {name}={mine}"
             )
+
+
+def _check_files_of_task(run: Run, stage: Stage, told: str) -> None:
+    """Raise where a file of held-out problems is one that an earlier stage was trained on."""
+    for split in ("validation", "test"):
+        if not {*stage.content}.isdisjoint(_digest_of_problems(run, split)):
+            raise ValueError(
+                f"{told} on the problems of {run.task.fields()[split]}, which are held out here as "
+                f"its {split}: name a file of other problems (--task.options {split}=FILE)"
+            )
+
+
+def _digest_of_problems(run: Run, split: str) -> tuple[str, ...]:
+    """Return the digest of the file that a task's option names for a split; none: it names none."""
+    named = run.task.fields().get(split)
+    path = Path(named).expanduser() if isinstance(named, str) else None
+    return (file_digest(path)[:16],) if path is not None and path.is_file() else ()
 
 
 def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, told: str) -> None:
