@@ -112,11 +112,10 @@ def test_a_tokenizer_of_the_hub_that_was_fetched_has_its_size(tmp_path, monkeypa
     with caplog.at_level("WARNING"):
         estimate(replace(asked, conditions=("tokens",)), tmp_path / "out")
     assert "org/small is not on this machine: its sizes are guessed" in caplog.text
-    load_tokenizer("bytes").save_pretrained(tmp_path / "snapshot")
-
-    def in_cache(name, file):
-        path = tmp_path / "snapshot" / file
-        return str(path) if name == "org/small" and path.exists() else None
-
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", in_cache)
+    in_cache = tmp_path / "hub" / "models--org--small"
+    load_tokenizer("bytes").save_pretrained(in_cache / "snapshots" / "abc")
+    (in_cache / "refs").mkdir()
+    (in_cache / "refs" / "main").write_text("abc")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert model_sizes(run)[0]["vocab_size"] == 257 and unknown_size(run) is None

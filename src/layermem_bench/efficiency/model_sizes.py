@@ -1,6 +1,7 @@
 """Sizes of a run's model, without building it or downloading anything; other depths and widths."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,11 @@ def _on_this_machine(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    if not (cache / f"models--{name.replace('/', '--')}").is_dir():
+        # Without what takes a while to import.
+        return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
