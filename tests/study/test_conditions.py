@@ -109,6 +109,8 @@ def test_a_tokenizer_of_the_hub_that_was_fetched_has_its_size(tmp_path, monkeypa
     assert model_sizes(run)[0]["vocab_size"] == 50257 and unknown_size(run) == "org/small"
     with pytest.raises(ValueError, match="org/small is not on this machine, and equal parameters"):
         carry_out(asked, tmp_path / "out", launcher=MadeUp())
+    with pytest.raises(ValueError, match="org/small is not on this machine, and equal parameters"):
+        estimate(asked, tmp_path / "out")
     with caplog.at_level("WARNING"):
         estimate(replace(asked, conditions=("tokens",)), tmp_path / "out")
     assert "org/small is not on this machine: its sizes are guessed" in caplog.text

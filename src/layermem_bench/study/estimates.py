@@ -24,6 +24,7 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import MeasuredSteps, RunRecord
 from layermem_bench.study import planning
 from layermem_bench.study.boards import board_of_one
+from layermem_bench.study.carrying_out import check_conditions
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.records import RecordedRuns, check_usable, standing
 from layermem_bench.study.steps import STEPS, read_steps, shape_of, time_steps
@@ -151,6 +152,7 @@ def _unknown(name: str, folder: Path) -> RunRecord:
 
 def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimate]:
     """Return what each board would take; what carrying the study out would refuse is refused."""
+    check_conditions(study)
     planned = planned_states(study, RecordedRuns(out, runs))
     for each, state in planned.values():
         # It has no id as long as it is not known which run it is.
