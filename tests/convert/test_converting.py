@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ from layermem.convert.new_folder import new_folder
 from layermem.convert.storage import with_storage
 from layermem.models.registry import lookup
 from layermem.retrofit import attach
+from layermem_bench.analysis.earlier_stages import (
+    Lineage,
+    check_earlier_stages,
+    stage_of,
+    stages_on,
+    write_lineage,
+)
 from layermem_bench.cli import main
+from layermem_bench.config.run import Data, Model, Run
 
 CONVERT = ("models", "convert")
 
@@ -342,6 +351,40 @@ def test_layers_come_to_borrow_and_it_is_said_how_well(llama, text, tmp_path, id
     (key, head, value, _), _ = by_head[0]
     assert f"layer 2 borrows: its heads read layer:head {key}:{head}" in caplog.text
     assert {key, value} <= {0, 1} and [len(layer) for layer in by_head] == [2, 2]
+
+
+@pytest.mark.parametrize("method", ["fit", "heads", "average"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_text_that_was_fitted_on_is_not_held_out(method, earlier, llama, text, tmp_path):
+    seen = Data(source="books.jsonl", validation_share=0.1)
+    run = Run(preset="p", data=seen)
+    if earlier:
+        config = LlamaConfig.from_pretrained(llama)
+        write_lineage(config, Lineage(stages=(stage_of(run, ()),)))
+        config.save_pretrained(llama)
+    half, other = tmp_path / "half", tmp_path / "other.txt"
+    asked = ["--text", text, "--tokens", "500", "--storage", "half", "--method", method]
+    main([*CONVERT, str(llama), str(half), *asked])
+    other.write_text("x y z", encoding="utf-8")
+    start = Model(pretrained=str(half))
+
+    def check(**data):
+        return check_earlier_stages(replace(run, model=start, data=replace(run.data, **data)))
+
+    lineage = check(source=str(other))
+    unknown = half if method == "average" else llama
+    assert lineage.before == (None if earlier else str(unknown))
+    renamed = str(shutil.copy(text, tmp_path / "renamed.txt"))
+    for data in ({"source": text}, {"source": str(other), "validation": renamed}):
+        if method == "average":
+            check(**data)
+            continue
+        with pytest.raises(ValueError, match="starts from, was trained by models convert"):
+            check(**data)
+    assert bool(stages_on(lineage, Data(source=text))) == (method != "average")
+    if earlier:
+        with pytest.raises(ValueError, match=f"was trained by run {run.id}"):
+            check(validation="books.jsonl", source=str(other))
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,11 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
         ({"storage": 2, "tie_word_embeddings": True}, "leave tie_word_embeddings out"),
         ({"storage": 2, "num_attention_heads": 2, "head_dim": 16}, "num_attention_heads=2"),
         ({"storage": 2, "attention_bias": True}, "are not those of both models"),
+        ({"storage": 2, "rms_norm_eps": 0.5}, "leave rms_norm_eps out"),
+        (
+            {"storage": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+            "leave rope_parameters out",
+        ),
         *(
             ({"storage": 3, "method": method, "borrow_heads": "first_values"}, "borrow_heads out")
             for method in ("fit", "heads", "average", "copy")
@@ -198,6 +203,11 @@ def test_a_real_model_is_nearest_by_the_fit(tmp_path):
 def test_what_cannot_be_is_named(fields, message, texts):
     with pytest.raises(Exception, match=message):
         with_storage(a_llama(), texts=texts, **fields)
+
+
+def test_a_model_that_reads_both_ways_is_refused(texts):
+    with pytest.raises(ValueError, match="is_causal=False"):
+        with_storage(a_llama(is_causal=False), "half", texts)
 
 
 def test_texts_are_batches_of_ids():

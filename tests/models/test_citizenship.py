@@ -50,8 +50,10 @@ def test_assisted_decoding_equals_greedy(entry, model, ids):
 def test_first_layers_that_store_otherwise_are_no_assistant(name, fields, ids):
     entry = lookup(name)
     model = make(entry.causal_lm, entry.config(**TINY, **fields))
+    expected = model(ids).logits
     with pytest.raises(ValueError, match=r"with 4 layers and runs its first 2, .* assistant_early"):
         model.generate(ids[:1], **GREEDY, assistant_early_exit=2)
+    assert torch.equal(model(ids, use_cache=False).logits, expected)
 
 
 def test_generation_from_embeddings(model, ids):

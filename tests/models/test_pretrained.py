@@ -459,8 +459,10 @@ def test_loading_through_the_stub_does_not_copy_our_sources(saved, tmp_path):
     [
         {"num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 1},
         {"tie_word_embeddings": True},
+        {"rms_norm_eps": 0.5},
+        {"hidden_act": "relu"},
     ],
-    ids=["heads", "tied"],
+    ids=["heads", "tied", "epsilon", "activation"],
 )
 def test_from_llama_never_gives_weights_another_meaning(fields, llama, tmp_path):
     llama.save_pretrained(tmp_path)

@@ -13,7 +13,7 @@ from layermem_bench.config.records import Records
 from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task, Teacher
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
-from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
+from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
 from layermem_bench.study.recipe import RECIPE
 from layermem_bench.study.run_folders import compare_runs, find_comparable, name_arms
 from layermem_bench.tasks.registry import get_task
@@ -404,6 +404,20 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     assert [list(at.counted) for at in costs.layers] == [["plain"]] * 6
     assert len(costs.width[0].counted) == 2
     assert compared(tmp_path, pruned).boards[0].costs.layers == ()
+
+
+def test_sizes_of_a_model_that_is_not_here_are_not_the_presets(tmp_path):
+    model = replace(SIZES, pretrained="not/here")
+    paths = [record(tmp_path / f"{v}0", variant=v, model=model) for v in ("plain", "lime")]
+    board = compared(tmp_path, *paths).boards[0]
+    assert board.costs == SettingCosts()
+    assert {arm.parameters for arm in board.conditions[0].arms} == {None}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "vocab_size": 70}
+    for path, more in zip(paths, ({}, {"storage": "half"}), strict=True):
+        (path / "final" / "config.json").write_text(json.dumps(sizes | more))
+    costs = compared(tmp_path, *paths).boards[0].costs
+    assert [cache.held for cache in costs.points[0].cache.values()] == [256, 128]
+    assert costs.measure_command is None
 
 
 def test_what_names_layers_or_heads_has_no_costs_at_sizes_that_lack_them(tmp_path):

@@ -277,6 +277,24 @@ def test_weights_of_another_layout_are_refused(tmp_path):
         LimeForCausalLM.from_pretrained(tmp_path, storage=2)
 
 
+@pytest.mark.parametrize(
+    ("fields", "change", "message"),
+    [
+        ({"storage": 3}, {"borrow_from": [0]}, r"layer 3 .* borrows from \[2\]; .* \[0\]"),
+        ({}, {"router": "last", "router_window": 2}, r"layer 2 .* reads \[0, 1\] .* \[1\]"),
+        ({}, {"num_hidden_layers": 2}, "has 4 layers, and its config says num_hidden_layers=2"),
+    ],
+    ids=["lender", "window", "layers"],
+)
+def test_a_config_that_was_changed_is_not_saved(fields, change, message, tmp_path):
+    model = make(LimeForCausalLM, LimeConfig(**TINY, **fields))
+    for name, value in change.items():
+        setattr(model.config, name, value)
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
+
+
 def test_what_needs_all_projections_is_refused():
     sizes = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
     with pytest.raises(ValueError, match="storage='half' 2 of the 4 layers"):
@@ -351,7 +369,9 @@ def formed(monkeypatch):
     """The memories that were asked to form what they attend to; few keys too need not be."""
     asked = []
     monkeypatch.setattr(lent_heads, "COPIED", 0)
-    for kind in (LimeRouter, LimeSeparateRouters, LentHeads, FusedMemory):
+    kinds = (LimeRouter, LimeSeparateRouters, LentHeads, FusedMemory)
+    # Where it is defined: a subclass that overrides it is always asked.
+    for kind in {next(c for c in kind.__mro__ if "forward" in vars(c)) for kind in kinds}:
 
         def forward(memory, query, slots, usual=kind.forward):
             asked.append(memory)
@@ -363,6 +383,7 @@ def formed(monkeypatch):
 
 def unformed_model(case, **more):
     name, fields = UNFORMED[case]
+    torch.manual_seed(0)
     model = layermem.build(name, **DEEP, **fields, **more)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -415,6 +436,25 @@ def test_it_is_formed_where_something_else_is_to_follow_it(case, reason, ids, fo
     with torch.set_grad_enabled(reason == "gradients"):
         _, by_forming = last_token(model, ids, formed)
     assert by_forming == lent
+
+
+@pytest.mark.parametrize("case", UNFORMED)
+def test_what_a_subclass_forms_is_attended_to(case, ids):
+    model = unformed_model(case)
+    for layer in model.model.layers:
+        if layer.lenders:
+            memory = layer.self_attn.memory
+            usual = type(memory).forward
+
+            def halved(memory, query, slots, usual=usual):
+                key, value = usual(memory, query, slots)
+                return key, value / 2
+
+            memory.__class__ = type("Halved", (type(memory),), {"forward": halved})
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits[:, -1]
+        logits, _ = last_token(model, ids, [])
+    torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", UNFORMED)

@@ -110,6 +110,16 @@ def config_with_storage(
         raise ValueError('storage=None keeps the whole cache; give "half", a number or a list')
     check_names(lookup("lime"), fields)
     check_shapes(plain, fields)
+    if fields.get("rope_parameters", plain.rope_parameters) != plain.rope_parameters:
+        raise ValueError(
+            f"maps are fitted to keys under the model's own rope ({plain.rope_parameters}), got "
+            f"rope_parameters={fields['rope_parameters']}: leave rope_parameters out"
+        )
+    if getattr(plain, "is_causal", None) is False:
+        raise ValueError(
+            "maps are fitted under causal attention, and this model's config has is_causal=False: "
+            "its layers cannot be let borrow"
+        )
     config = _lime_config(plain, storage, fields)
     found = {"borrow_heads", *(["borrow_from", "router_sources"] * (method == "heads"))}
     if given := sorted(name for name in found if getattr(config, name) is not None):

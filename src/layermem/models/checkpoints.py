@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file, is_peft_available
 
 from layermem.auto_classes import PREFIX
-from layermem.models.configuration import check_dtype
+from layermem.models.configuration import check_dtype, computing_fields
 
 # The model types that from_llama takes: the plain decoder is a LLaMA.
 LLAMA_MODEL_TYPES = ("llama", "layermem_plain")
@@ -135,8 +135,7 @@ def check_fields(
     if isinstance(config, (str, os.PathLike)):
         values = PreTrainedConfig.get_config_dict(config, **location_arguments(kwargs))[0]
         config = config_class.from_dict(values)
-    # Whether the head is tied matters too: a tied head has no weights of its own in the file.
-    names = (*config_class.shape_fields, "tie_word_embeddings", "hidden_act", "rms_norm_eps")
+    names = computing_fields(config_class)
     given = {**{name: getattr(config, name) for name in names if hasattr(config, name)}, **given}
     given = {name: given[name] for name in names if name in given}
     if not given:

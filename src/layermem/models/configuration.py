@@ -228,6 +228,11 @@ class DecoderConfig(PreTrainedConfig):
         """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
 
+def computing_fields(config: type[DecoderConfig]) -> tuple[str, ...]:
+    """Return the fields with other values of which weights of the same shapes compute otherwise."""
+    return (*config.shape_fields, "tie_word_embeddings", "hidden_act", "rms_norm_eps")
+
+
 def padding_alone(config: DecoderConfig) -> int | None:
     """Return the id whose embedding stays zero: of a padding token that is nothing else.
 

@@ -51,7 +51,12 @@ from layermem.models.layers import (
     RotaryEmbedding,
     eager_attention,
 )
-from layermem.models.memories import begin_shared_buffer, has_company, is_replaced
+from layermem.models.memories import (
+    attends_as_it_forms,
+    begin_shared_buffer,
+    has_company,
+    is_replaced,
+)
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
@@ -186,7 +191,9 @@ class Attention(nn.Module):
         )
         # A hook, or what stands for the memory, sees calls of the memory itself.
         is_itself = (
-            isinstance(memory, Memory) and not has_company(memory) and not memory._forward_hooks
+            isinstance(memory, Memory)
+            and attends_as_it_forms(memory)
+            and not (has_company(memory) or memory._forward_hooks)
         )
         if (
             isinstance(slots, SlotBuffer)
@@ -460,6 +467,8 @@ class Decoder(PreTrainedDecoder):
         """Raise where a cache made for this many layers has no entries for one that stores."""
         modes = self.config.kv_sharing_modes or [None] * len(layers)
         if [bool(layer.lenders) for layer in layers] != list(map(bool, modes)):
+            # transformers sets it back only where its own generation ends without an error.
+            self.config.num_hidden_layers = len(self.layers)
             raise ValueError(
                 f"{type(self).__name__} was built with {len(self.layers)} layers and runs its "
                 f"first {len(layers)}, whose keys and values are kept by other layers than in a "

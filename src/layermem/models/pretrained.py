@@ -24,7 +24,7 @@ from layermem.models.checkpoints import (
     read_saved_config,
     without_loading_report,
 )
-from layermem.models.configuration import DecoderConfig, check_dtype
+from layermem.models.configuration import DecoderConfig, check_dtype, computing_fields
 from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
 from layermem.models.static_router import StaticRouter
@@ -108,10 +108,30 @@ class PreTrainedDecoder(PreTrainedModel):
         **kwargs: Any,
     ) -> None:
         """Save as transformers does, with a model card where there is none."""
+        self._check_reads_as_config()
         # With PEFT's adapters, those alone are saved.
         if is_main_process and not getattr(self, "_hf_peft_config_loaded", False):
             self._write_card(save_directory)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+
+    def _check_reads_as_config(self) -> None:
+        """Raise if the model that its config makes would not read what this one reads."""
+        layers, config = self.base_model.layers, self.config
+        if len(layers) != config.num_hidden_layers:
+            raise ValueError(
+                f"{type(self).__name__} has {len(layers)} layers, and its config says "
+                f"num_hidden_layers={config.num_hidden_layers}, as an interrupted "
+                "assistant_early_exit leaves it: set it back before saving"
+            )
+        for i, layer in enumerate(layers):
+            reads = self.variant.sources(config, i), self.variant.lenders(config, i)
+            if reads != (layer.sources, layer.lenders):
+                raise ValueError(
+                    f"layer {i} of {type(self).__name__} reads {list(layer.sources)} and borrows "
+                    f"from {list(layer.lenders)}; by its config, which was changed after the model "
+                    f"was built, these are {list(reads[0])} and {list(reads[1])}: set the config "
+                    "back, or build the model from the changed one"
+                )
 
     def _write_card(self, folder: str | os.PathLike[str]) -> None:
         name, config = type(self).__name__, self.config
@@ -235,8 +255,8 @@ def check_shapes(llama: PreTrainedConfig, fields: Mapping[str, Any]) -> None:
 
     Weights of one shape may belong to two heads of width 8 or to one of 16.
     """
-    shape_names = (*DecoderConfig.shape_fields, "tie_word_embeddings")
-    for name in [name for name in shape_names if name in fields and hasattr(llama, name)]:
+    names = computing_fields(DecoderConfig)
+    for name in [name for name in names if name in fields and hasattr(llama, name)]:
         if fields[name] != getattr(llama, name):
             raise ValueError(
                 f"the LLaMA has {name}={getattr(llama, name)}, got {name}={fields[name]}; its "

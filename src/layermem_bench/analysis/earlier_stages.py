@@ -16,6 +16,9 @@ from layermem_bench.config.typed_dicts import from_dict, to_dict
 from layermem_bench.data.sources import document_unit, hub_name, open_path
 from layermem_bench.tasks.registry import get_task
 
+CONVERSION = "models convert"
+"""What stands for the id of a run where layers were fitted to a text in a conversion."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -76,6 +79,18 @@ def write_lineage(config: Any, lineage: Lineage) -> None:
     setattr(config, FIELD, sealed(to_dict(lineage)))
 
 
+def write_conversion(config: Any, source: str, text: str) -> None:
+    """Write into a converted model's config that layers were fitted to some of a text.
+
+    ``source`` is where the model was, of unknown training where its config has no lineage.
+    """
+    fields = {k: v for k, v in getattr(config, FIELD, {}).items() if k != "digest"}
+    lineage = from_dict(Lineage, fields, "") if fields else Lineage(before=source)
+    data = Data(source=text)
+    content = _digests_of_files(data, text)
+    write_lineage(config, lineage.followed_by(Stage(run_id=CONVERSION, data=data, content=content)))
+
+
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
     """Return the lineage of a saved model; see ``read_lineage_fields`` for what is refused."""
     fields = read_lineage_fields(location, revision)
@@ -95,10 +110,10 @@ def check_earlier_stages(run: Run) -> Lineage:
     lineage = Lineage()
     if start is not None:
         lineage = read_lineage(start, run.host.revision)
-        _check_stages(run, lineage, f"{start}, which this run starts from, was trained by run")
+        _check_stages(run, lineage, f"{start}, which this run starts from, was trained by")
     if run.teacher.model is not None:
         taught = read_lineage(run.teacher.model, run.host.revision)
-        told = f"{run.teacher.model}, which this run learns from, was trained by run"
+        told = f"{run.teacher.model}, which this run learns from, was trained by"
         _check_stages(run, taught, told)
         lineage = lineage.with_teacher(taught)
     return lineage
@@ -106,7 +121,8 @@ def check_earlier_stages(run: Run) -> Lineage:
 
 def _check_stages(run: Run, lineage: Lineage, trained_by: str) -> None:
     for stage in reversed(lineage.stages):
-        told = f"{trained_by} {stage.run_id}"
+        by = stage.run_id if stage.run_id == CONVERSION else f"run {stage.run_id}"
+        told = f"{trained_by} {by}"
         if run.task.name is not None:
             if stage.task is not None and stage.task.name == run.task.name:
                 _check_task(run, stage.task, told)
@@ -187,8 +203,9 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
         return
     if not any(map(is_theirs, _sources(ours))):
         return
-    # With a validation set of its own all of the source was trained on.
-    before = 0.0 if theirs.validation is not None else theirs.validation_share
+    # With a validation set of its own, and in a conversion, all of the source was trained on.
+    held_out_some = theirs.validation is None and stage.run_id != CONVERSION
+    before = theirs.validation_share if held_out_some else 0.0
     if before < ours.validation_share:
         raise ValueError(
             f"{told}, which held out a share of {before:g} of {taught} and trained on some "

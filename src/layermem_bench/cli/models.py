@@ -231,6 +231,7 @@ def _let_layers_borrow(
     import torch
 
     from layermem.convert.storage import config_with_storage, with_storage
+    from layermem_bench.analysis.earlier_stages import write_conversion
     from layermem_bench.data.fitting_text import blocks_of_text, mean_loss
 
     if tokenizer is None:
@@ -268,6 +269,8 @@ def _let_layers_borrow(
         "loss on %s tokens that were not fitted on: %.4f before, %.4f now, at %.0f%% of the cache",
         *(f"{blocks[fitted:].numel():,}", before, after, 100 * held),
     )
+    if options.method in ("fit", "heads"):
+        write_conversion(model.config, options.source, str(options.text))
     return model
 
 

@@ -24,8 +24,8 @@ from layermem_bench.results.intervals import Interval
 from layermem_bench.results.study import Board, Condition, Metric, RunRecord, StudyResult
 
 _NOT_COUNTED = (
-    "Costs are not counted in closed form: the arms are models of transformers, or none of them "
-    "has trained a step."
+    "Costs are not counted in closed form: the arms are models of transformers, none of them has "
+    "trained a step, or what one starts from is not on this machine and no final model is saved."
 )
 _SHAPES = (
     "One preset in several shapes, LAYERSxWIDTH, of equally many parameters: all arms and shapes "

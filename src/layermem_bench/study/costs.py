@@ -27,7 +27,13 @@ from layermem_bench.efficiency.measuring import (
     device_and_precision,
     measure,
 )
-from layermem_bench.efficiency.model_sizes import SIZES, model_sizes, resized, saved_sizes
+from layermem_bench.efficiency.model_sizes import (
+    SIZES,
+    model_sizes,
+    resized,
+    saved_sizes,
+    unknown_size,
+)
 from layermem_bench.results.costs import CacheCost, CostPoint, Costs, Measurement, MeasuringOptions
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import SettingCosts
@@ -159,8 +165,9 @@ def _models_at_sizes(
 def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     """Return closed-form costs of recorded arms at their sizes, and of the first size's at others.
 
-    There are none of models of transformers. An arm that has not trained a step may have options
-    that no model can have.
+    There are none of models of transformers, nor where an arm's starting model or tokenizer is not
+    here and no model was saved. An arm that has not trained a step may have options that no model
+    can have.
     """
     arms = {arm: (run, folder) for arm, (run, folder) in arms.items() if folder.rows()}
     if not arms or any(run.host.model is not None for run, _ in arms.values()):
@@ -168,8 +175,9 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     models: dict[str, ModelSpec] = {}
     arms_by_size: dict[tuple[Any, ...], list[str]] = {}
     for arm, (run, folder) in arms.items():
-        with naming_damage(folder):
-            values = _model_fields(run, folder)
+        values = model_fields(run, folder)
+        if values is None:
+            return SettingCosts()
         models[arm] = run.variant, values
         arms_by_size.setdefault(tuple(values[name] for name in SIZES), []).append(arm)
     tokens = _tokens_of_a_sequence(*next(iter(arms.values())))
@@ -212,22 +220,36 @@ def _measure_command(runs: Sequence[Run]) -> str | None:
     """Return the command that measures the runs' models; None: their sizes are no preset's."""
     preset = runs[0].preset
     if preset not in presets.names() or any(
-        run.model.sizes() != presets.get_preset(preset).model.sizes() for run in runs
+        run.model.pretrained or run.model.sizes() != presets.get_preset(preset).model.sizes()
+        for run in runs
     ):
         return None
     variants = ",".join(dict.fromkeys(":".join((r.variant, *r.model.options)) for r in runs))
     return f"layermem costs {preset} --variants {variants} --measure --out costs.json"
 
 
-def _model_fields(run: Run, folder: RunFolder) -> dict[str, Any]:
+def model_fields(run: Run, folder: RunFolder | None = None) -> dict[str, Any] | None:
+    """Return the config fields of the model of a run, which may have a folder already.
+
+    None: what it starts from, or its tokenizer, is not here, and no model of it is saved.
+    """
+    saved = _saved_config(folder) if folder is not None else None
+    if saved is None and unknown_size(run):
+        return None
     values, _ = model_sizes(run)
-    saved = folder.final / "config.json"
-    if saved.exists():
+    if saved is not None:
         # What it started from, or its tokenizer, may have decided the sizes.
-        config = json.loads(saved.read_text(encoding="utf-8"))
-        values |= saved_sizes(run.variant, values, config)
+        values |= saved_sizes(run.variant, values, saved)
     values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
     return values | run.model.variant_fields()
+
+
+def _saved_config(folder: RunFolder) -> dict[str, Any] | None:
+    saved = folder.final / "config.json"
+    if not saved.exists():
+        return None
+    with naming_damage(folder):
+        return dict(json.loads(saved.read_text(encoding="utf-8")))
 
 
 def _tokens_of_a_sequence(run: Run, folder: RunFolder) -> int:

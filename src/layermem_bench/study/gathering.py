@@ -29,7 +29,7 @@ from layermem_bench.results.study import (
     RunRecord,
     StudyResult,
 )
-from layermem_bench.study.costs import costs_of_arms
+from layermem_bench.study.costs import costs_of_arms, model_fields
 from layermem_bench.study.definition import Observed, Records, Study, Trained
 from layermem_bench.study.planning import Done, Plan, parameters, trials
 from layermem_bench.study.records import (
@@ -130,10 +130,12 @@ def _board(
 ) -> results.Board:
     board, base = done.board, done.board.base
     trained = _trained_by_hosts(done)
+    ended = [run for run in counting if run.state == "ended"]
+    folders = {run.name: RunFolder(run.folder) for run in ended}
     conditions = tuple(
         Condition(
             name=name,
-            arms=_arms(done, plan, trained),
+            arms=_arms(done, plan, trained, folders),
             looks=looks_at_runs(
                 earlier,
                 [run for run in counting if name in run.conditions],
@@ -143,11 +145,10 @@ def _board(
         )
         for name, plan in done.by_condition.items()
     )
-    ended = [run for run in counting if run.state == "ended"]
     first = {run.arm: run for run in reversed(ended)}
     planned = next(iter(done.by_condition.values()))
     run_of_arm = {
-        arm.name: (planned[run.name].run, RunFolder(run.folder))
+        arm.name: (planned[run.name].run, folders[run.name])
         for arm in board.arms
         if (run := first.get(arm.name)) and run.name in planned
     }
@@ -169,21 +170,26 @@ def _board(
     )
 
 
-def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.Arm, ...]:
-    """Return the arms of a plan; ``trained``: the parameters of arms of transformers' models."""
+def _arms(
+    done: Done, plan: Plan, trained: Mapping[str, int], folders: Mapping[str, RunFolder]
+) -> tuple[results.Arm, ...]:
+    """Return the arms of a plan; ``trained``: the parameters of arms of transformers' models.
+
+    ``folders`` are those of runs that have ended, by name.
+    """
     runs = {planned.arm: planned.run for planned in plan.values()}
+    ended = {planned.arm: folders[name] for name, planned in plan.items() if name in folders}
     arms = []
     for arm in done.board.arms:
         run, choice = runs[arm.name], done.choices.get(arm.name)
         lost = "diverged at every learning rate that was tried" if arm.name in done.lost else ""
-        # A lost arm's run may have no model to start from, whose sizes are not known then.
-        is_sized = run.host.model is None and not (lost and run.model.pretrained)
+        fields = model_fields(run, ended.get(arm.name)) if run.host.model is None else None
         arms.append(
             results.Arm(
                 name=arm.name,
                 steps=run.max_steps,
-                parameters=parameters(run) if is_sized else trained.get(arm.name),
-                width_of_mlp=run.model.intermediate_size if is_sized else None,
+                parameters=parameters(run, fields) if fields else trained.get(arm.name),
+                width_of_mlp=fields["intermediate_size"] if fields else None,
                 rate=choice.rate if choice else None,
                 note=lost or arm.note,
             )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from layermem.models.counting import count_parameters
 from layermem.models.registry import lookup
@@ -231,9 +232,9 @@ def at_equal_parameters(run: Run, base: Run) -> Run:
     return run if abs(parameters(run) / plain - 1) <= TOLERANCE else with_parameters(run, plain)
 
 
-def parameters(run: Run) -> int:
-    """Return the trainable parameters of the model of a run of ours."""
-    fields = model_sizes(run)[0] | run.model.variant_fields()
+def parameters(run: Run, fields: Mapping[str, Any] | None = None) -> int:
+    """Return the trainable parameters of the model of a run of ours; ``fields``: its config's."""
+    fields = fields or model_sizes(run)[0] | run.model.variant_fields()
     entry = lookup(run.variant)
     return count_parameters(entry.config(**fields), entry.variant)
 
