@@ -169,6 +169,7 @@ def test_a_validation_of_its_own_is_the_same_for_all(mixed, tmp_path):
         (("code=nan",), "'code=nan' is not"),
         (("code=0.2", "code=0.3"), "names code twice"),
         (("stdlib=0.2",), "names stdlib twice"),
+        (("code=0.7", "text=0.2", "more=0.1"), "leave nothing to data.source"),
         (("code=0.5", "text=0.5"), "leave nothing to data.source, stdlib; .* below 1"),
     ],
 )

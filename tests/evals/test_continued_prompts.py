@@ -6,16 +6,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import TINY
 
 from layermem.generation.generation import TextGenerator
+from layermem.generation.prompts import GenerationSettings
 from layermem.models.registry import lookup
 from layermem_bench.analysis.checkpoints import Checkpoint
 from layermem_bench.cli import main
-from layermem_bench.evals.continued_prompts import OutputFile
+from layermem_bench.evals.continued_prompts import OutputFile, describe
 
 ABOUT = {"model": {"files": {"a": [1, 2]}}, "settings": {"seed": 0, "stop": ("x",)}}
 BATCHES = [[2, 0], [1, 3], [4]]
@@ -88,6 +90,21 @@ def test_another_run_is_refused(about, message, ended, tmp_path):
     first.settings.unlink()
     with pytest.raises(ValueError, match="which says what it is of, is missing or damaged"):
         begin(path).open()
+
+
+def test_rows_of_other_code_are_of_another_run(tmp_path, monkeypatch):
+    model = SimpleNamespace(location=tmp_path, base=None, load_config=dict)
+
+    def output():
+        about = describe(model, [], GenerationSettings(), "float32")
+        return OutputFile(tmp_path / "out.jsonl", about, BATCHES)
+
+    first = output()
+    first.open()
+    first.append(rows(BATCHES[0]))
+    monkeypatch.setattr("layermem_bench.evals.continued_prompts.sources_digest", lambda: "other")
+    with pytest.raises(ValueError, match="is of another run: sources was .* and is 'other'"):
+        output().open()
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):

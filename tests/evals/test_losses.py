@@ -92,7 +92,7 @@ def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys)
     assert "loss, against lime" in shown and "bits per byte" in shown and "other tokens" in shown
     assert "other bytes" in shown
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
-    assert "4 documents of" in page and "other: no such token" in page
+    assert "4 different documents of" in page and "other: no such token" in page
     assert result.arms == {}
     # The block size of the run, of 24, is the shortest.
     assert (result.options.context, result.options.stride) == (24, 12)
@@ -224,9 +224,11 @@ def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path
     lines, table = folder / "texts.jsonl.xz", folder / "texts.parquet"
     of_lines = measure(tmp_path, run, "--texts", lines).of("loss")
     assert measure(tmp_path, run, "--texts", table).of("loss") == of_lines
-    # Two documents of each text.
-    two = measure(tmp_path, run, "--texts", lines, table, "--limit", "2").of("loss")
-    assert two["bits per byte"].scores["lime"].count == 2 * sum(map(len, texts[:2]))
+    # Two documents of each text at most, and copies once.
+    text = folder / "text.txt"
+    two = measure(tmp_path, run, "--texts", lines, text, "--limit", "2").of("loss")
+    assert two["bits per byte"].scores["lime"].count == len("".join([*texts[:2], "w7 w8"]))
+    assert measure(tmp_path, run, "--texts", lines, table).of("loss") == of_lines
     window = ["--context", "8", "--stride", "8"]
     one = measure(tmp_path, run, run / "final", "--texts", folder / "text.txt", *window)
     assert (one.options.context, one.options.stride) == (8, 8)

@@ -1,13 +1,16 @@
 """What users of transformers expect of any causal LM, for every variant, in our own words."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from host_models import make_attached
 from tiny import KINDS, TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
+import layermem
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 
@@ -54,6 +57,37 @@ def test_first_layers_that_store_otherwise_are_no_assistant(name, fields, ids):
     with pytest.raises(ValueError, match=r"with 4 layers and runs its first 2, .* assistant_early"):
         model.generate(ids[:1], **GREEDY, assistant_early_exit=2)
     assert torch.equal(model(ids, use_cache=False).logits, expected)
+
+
+def gradients_by_hooks(model, ids, rate):
+    """Return each gradient as it is accumulated, after which its weight may move at once."""
+    seen = {}
+
+    def step(name, parameter):
+        seen[name] = parameter.grad.clone()
+        with torch.no_grad():
+            parameter.sub_(rate * parameter.grad.sign())
+
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(partial(step, name))
+    model(ids, labels=ids).loss.backward()
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["attached", "lime", "mhc", "dca"])
+def test_an_optimiser_may_step_inside_the_backward(kind, ids):
+    """As layer-wise ones do: a weight is read once more after its own gradient is known."""
+    found = []
+    for rate in (0.0, 0.05):
+        torch.manual_seed(0)
+        model = make_attached("llama") if kind == "attached" else layermem.build(kind, **TINY)
+        model = model.double().train()
+        if kind in ("attached", "lime"):
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        found.append(gradients_by_hooks(model, ids, rate))
+    still, moving = found
+    for name, grad in still.items():
+        torch.testing.assert_close(moving[name], grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_generation_from_embeddings(model, ids):

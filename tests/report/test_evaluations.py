@@ -106,6 +106,15 @@ def test_differences_have_a_table_a_forest_plot_and_a_sentence():
     assert sentence(result_of(*noise)).startswith("Nothing differs from one beyond noise by right.")
 
 
+def test_a_difference_is_told_where_its_p_value_and_its_interval_agree():
+    """Over few-shot seeds the p-value is of the first one, and the interval of all."""
+    values = {"one": 0.5, "two": 0.7}
+    for p, interval in ((0.01, (-0.1, 0.5)), (0.2, (0.05, 0.35))):
+        differences = compared(p, interval=interval)
+        told = result_of(row(values, "all", differences=differences))
+        assert sentence(told).startswith("Nothing differs from one beyond noise by right.")
+
+
 def test_one_model_is_beside_a_guess():
     rows = [row({"one": 0.5}, "copa", chance=0.5, unit="items"), row({"one": 0.4}, "mean")]
     alone = result_of(rows[0])

@@ -10,8 +10,10 @@ import torch
 from host_models import make_attached, make_host, make_ids, shake_routers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
+from tiny import TINY
 from transformers import AutoModelForCausalLM
 
+from layermem import LimeConfig, LimeForCausalLM
 from layermem.retrofit import (
     adapter,
     attach,
@@ -136,6 +138,20 @@ def test_a_state_dict_travels(tmp_path):
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         assert torch.equal(other(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_state_dict_of_other_sources_of_the_same_number_is_refused(native, tmp_path):
+    def model_of(router, window):
+        if native:
+            return LimeForCausalLM(LimeConfig(**TINY, router=router, router_window=window))
+        return attach(make_host("llama"), router=router, window=window)
+
+    torch.save(model_of("first", 1).state_dict(), tmp_path / "weights")
+    saved = torch.load(tmp_path / "weights", weights_only=True)
+    model_of("first", 1).load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"reads the layers \[0, 2, 3\], and .* \[1, 2, 3\]"):
+        model_of("last", 3).load_state_dict(saved)
 
 
 def test_a_card_of_routers_that_were_replaced_is_replaced(tmp_path):
@@ -290,10 +306,12 @@ def test_the_base_of_merged_lora_is_another_one_and_below_lora_it_is_the_same(tm
             {"hidden_activation": "silu"},
             "hidden_activation=.*, and this one has silu",
         ),
+        ("llama", {}, {"is_causal": False}, "is_causal=True, and this one has False"),
+        ("bert", {}, {"is_decoder": True}, "is_decoder=False, and this one has True"),
     ],
     ids=[
         *("eps", "rope", "window", "no window", "cap", "part of a head", "yarn"),
-        *("parallel", "activation", "scale", "gemma's activation"),
+        *("parallel", "activation", "scale", "gemma's activation", "both ways", "one way"),
     ],
 )
 def test_a_base_that_computes_otherwise_is_refused(name, fields, other, message, tmp_path):
@@ -315,6 +333,28 @@ def test_other_names_of_an_activation_are_the_same(tmp_path):
     load_routers(attach(make_host("llama", hidden_act="swish")), tmp_path)
     with pytest.raises(ValueError, match="hidden_act=silu, and this one has gelu"):
         load_routers(attach(make_host("llama", hidden_act="gelu")), tmp_path)
+
+
+def test_a_base_with_another_head_is_another_base(tmp_path):
+    model = make_attached("llama")
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    save_routers(model, tmp_path)
+    load_routers(model, tmp_path)
+    with pytest.raises(adapter.OtherBase, match="whose weights are others"):
+        load_routers(attach(make_host("llama")), tmp_path)
+    # What has no head over the vocabulary takes them.
+    load_routers(attach(make_host("llama").model), tmp_path)
+
+
+def test_routers_under_lora_are_not_saved_without_it(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_parameters=["self_attn.memory.weight"])
+    adapted = peft.get_peft_model(make_attached("llama"), config)
+    with pytest.raises(adapter.NotAtHand, match="merge it into the model first"):
+        save_routers(adapted, tmp_path)
+    save_routers(adapted.merge_and_unload(), tmp_path)
 
 
 @pytest.mark.parametrize("part", ["word_embeddings", "LayerNorm"])
@@ -411,12 +451,14 @@ def test_settings_are_readable(tmp_path):
     save_routers(make_attached("llama"), tmp_path)
     settings = json.loads((tmp_path / "routers.json").read_text())
     assert settings["base"].keys() == {
-        *("name", "licence", "revision", "fingerprints", "embeddings", "computes"),
+        *("name", "licence", "revision", "fingerprints", "embeddings", "head", "computes"),
     }
     assert settings["base"]["embeddings"] is None
+    assert settings["base"]["head"].keys() == {"bfloat16", "float16"}
     assert settings["base"]["computes"] == {
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
+        "is_causal": True,
         "rope_parameters.rope_type": "default",
         "rope_parameters.rope_theta": 10000.0,
         "rope_parameters.partial_rotary_factor": 1.0,

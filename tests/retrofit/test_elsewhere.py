@@ -15,7 +15,15 @@ from host_models import GEMMA, HOSTS, make_attached, make_host, make_ids, shake_
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
-from layermem.retrofit import Host, attach, detach, load_attached, router_parameters, save_routers
+from layermem.retrofit import (
+    Host,
+    attach,
+    detach,
+    load_attached,
+    router_parameters,
+    save_routers,
+    trainable,
+)
 from layermem.retrofit.attaching import attachment_of
 from layermem_bench import cli
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -314,6 +322,46 @@ def test_an_adapter_without_its_routers_is_refused_on_a_bare_base(kind, base, tm
     assert torch.equal(logits_of(again, ids), logits_of(adapted, ids))
     half = shake_routers(attach(load_base(base))).bfloat16()
     peft.PeftModel.from_pretrained(half, tmp_path)
+
+
+def test_adapters_are_marked_with_the_routers_that_each_runs_on(base, tmp_path):
+    import peft
+
+    adapted = adapt(attach(load_base(base)))
+    options = {"target_modules": ["q_proj"], "modules_to_save": ["memory"], "r": 2}
+    adapted.add_adapter("b", peft.LoraConfig(**options, init_lora_weights=False))
+    adapted.set_adapter("b")
+    shake_routers(adapted)
+    adapted.save_pretrained(tmp_path)
+    ids = make_ids()
+    adapted.set_adapter("default")
+    again = peft.PeftModel.from_pretrained(attach(load_base(base)), tmp_path)
+    assert torch.equal(logits_of(again, ids), logits_of(adapted, ids))
+    with pytest.raises(ValueError, match="with other routers"):
+        peft.PeftModel.from_pretrained(shake_routers(attach(load_base(base))), tmp_path)
+
+
+def test_training_does_not_go_on_with_other_routers(base, tmp_path, caplog):
+    """As from a checkpoint of transformers' Trainer, which has the adapter alone."""
+    adapted = attach(adapt(load_base(base)))
+    adapted.save_pretrained(tmp_path / "before")
+    assert "routers train and are no part of the adapter in" in caplog.text
+    shake_routers(adapted).save_pretrained(tmp_path / "after")
+    fresh = attach(adapt(load_base(base)))
+    fresh.load_adapter(str(tmp_path / "before"), "default")
+    with pytest.raises(ValueError, match="with other routers"):
+        fresh.load_adapter(str(tmp_path / "after"), "default")
+
+
+@pytest.mark.parametrize("modules", [None, ["memory"]])
+def test_routers_that_peft_freezes_are_told(modules, base, caplog):
+    model = attach(load_base(base))
+    trainable(model, "routers")
+    adapt(model, modules_to_save=modules)
+    assert ("PEFT has frozen the routers" in caplog.text) == (modules is None)
+    caplog.clear()
+    adapt(attach(load_base(base)).requires_grad_(False))
+    assert not caplog.text
 
 
 def test_an_adapter_that_transformers_saves(base, tmp_path):

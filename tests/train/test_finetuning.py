@@ -147,6 +147,19 @@ def test_fused_projections_are_trained(base, kind, folder, tmp_path):
     assert all(key.endswith(fused) for key in changed)
 
 
+def test_a_model_of_the_hub_that_has_memory_is_refused(tmp_path, monkeypatch):
+    """It comes with its memory, whatever the run asks for; in a folder both are compared."""
+    attach(make_host("llama", vocab_size=257)).save_pretrained(tmp_path)
+    host = Host(model=str(tmp_path), train="all", memory="none")
+    plain = Run(variant="host", host=host, data=Data(block_size=24))
+    with pytest.raises(ValueError, match=r"has memory=full, and the run asks for memory=none"):
+        load_host(plain)
+    # As of a name, behind which no folder is looked for.
+    monkeypatch.setattr("layermem.retrofit.loading.is_attached", lambda _: False)
+    with pytest.raises(ValueError, match="is a model with layer memory: download it"):
+        load_host(plain)
+
+
 def test_lora_has_at_least_as_many_parameters_as_routers(folder):
     host = Host(model=str(folder / "llama"), train="lora", memory="none")
     lora = load_host(Run(variant="host", host=host, data=Data(block_size=24)))

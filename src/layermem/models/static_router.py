@@ -6,7 +6,7 @@ Letters: R key-value heads, S source layers.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,31 @@ class StaticRouter(Memory):
     def own_part(self, weight: Tensor) -> Tensor:
         """Return the columns of a weight for the own layer; none if it is no source."""
         return weight[:, -self.columns :] if self.sources[-1] == self.layer else weight[:, :0]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Other sources may be as many. Files of safetensors do not keep it, configs beside them do.
+        if metadata := getattr(destination, "_metadata", None):
+            metadata[prefix[:-1]]["sources"] = self.sources
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        lists = missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        saved = local_metadata.get("sources")
+        if saved not in (None, self.sources) and f"{prefix}weight" in state_dict:
+            error_msgs.append(
+                f"{prefix}weight is of a router that reads the layers {list(saved)}, and this one "
+                f"reads {list(self.sources)}: build or attach the model as it was."
+            )
 
     @property
     def is_learned(self) -> bool:

@@ -31,6 +31,8 @@ from transformers.activations import ACT2FN
 from layermem.models.card import ask_for_licence, read_licence
 from layermem.models.files import write_atomically
 from layermem.models.lineage import FIELD, ROUTERS
+from layermem.models.memories import unadapted_memories
+from layermem.models.seams import WeightsUnknown
 from layermem.retrofit.attachment import (
     DEFAULTS,
     MEMORY,
@@ -54,6 +56,8 @@ _COMPUTES = (
     *("activation_function", "hidden_activation", "use_parallel_residual", "scale_attn_weights"),
     *("scale_attn_by_inverse_layer_idx", "relative_attention", "pos_att_type", "position_buckets"),
     *("max_relative_positions", "position_biased_input", "share_att_key", "norm_rel_ebd"),
+    *("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling"),
+    *("is_decoder", "use_bidirectional_attention", "num_experts_per_tok"),
 )
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
 # Of releases that keep it beside the other numbers of rope, and of those that do not.
@@ -123,7 +127,12 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             f"{path} holds a model, which would still be loaded without the routers; give a folder "
             "of their own, or save the whole model with save_pretrained"
         )
-    weights = _weights(attachment)
+    try:
+        for attention in attachment.attentions[1:]:
+            unadapted_memories(attention)
+    except WeightsUnknown as error:
+        raise NotAtHand(str(error)) from error
+    weights = _weights(attachment.routers)
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} of the routers is not finite; load an earlier checkpoint")
@@ -157,7 +166,7 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     attachment = attachment_of(model)
     saved = read_settings(path)
     _check(saved, _describe(base), path)
-    weights = _weights(attachment)
+    weights = _weights(attachment.routers)
     try:
         content = (path / WEIGHTS).read_bytes()
         loaded = load(content)
@@ -185,9 +194,8 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
         setattr(model.config, FIELD, lineage)
 
 
-def _weights(attachment: Attachment) -> dict[str, Tensor]:
+def _weights(routers: Mapping[int, Any]) -> dict[str, Tensor]:
     weights = {}
-    routers: dict[int, Any] = dict(attachment.routers)
     for layer, router in routers.items():
         for name in router.weight_names.values():
             weight = getattr(router, name)
@@ -213,6 +221,7 @@ def _describe(model: nn.Module) -> dict[str, Any]:
             "revision": getattr(config, "_commit_hash", None),
             "fingerprints": _hash_weights(attachment),
             "embeddings": _hash_embeddings(model, attachment),
+            "head": _hash_head(model),
             "computes": _computes(config),
         },
         **attachment.describe(),
@@ -241,9 +250,22 @@ def _hash_embeddings(model: Any, attachment: Attachment) -> dict[str, str] | Non
     return _hash_all(_base_weights(beside, "", ()))
 
 
+def _hash_head(model: Any) -> dict[str, str] | None:
+    """Return the same of a head over the vocabulary with weights of its own; None: it has none."""
+    try:
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    if head is None or getattr(head, "weight", None) is getattr(embeddings, "weight", None):
+        return None
+    return _hash_all(_base_weights(head, "", ()))
+
+
 def _computes(config: Any) -> dict[str, Any]:
     """Return what a config says of how the base computes, which its weights do not show."""
     fields = {name: getattr(config, name) for name in _COMPUTES if hasattr(config, name)}
+    # Few configs have the field; any may be given it.
+    fields["is_causal"] = getattr(config, "is_causal", None) is not False
     rope = getattr(config, "rope_parameters", None) or {}
     # Of some models each kind of layer has its own.
     by_kind = {f"{kind}.": each for kind, each in rope.items() if isinstance(each, dict)}
@@ -279,9 +301,9 @@ def _hash_all(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
-def hash_routers(attachment: Attachment) -> dict[str, str]:
-    """Return hashes of the weights of all routers, by what they are rounded to."""
-    weights = _weights(attachment).values()
+def hash_routers(routers: Mapping[int, nn.Module]) -> dict[str, str]:
+    """Return hashes of the weights of routers, one for each layer, by what they are rounded to."""
+    weights = _weights(routers).values()
     return {
         name: hashlib.sha256(b"".join(_bytes(w.detach().cpu(), dtype) for w in weights)).hexdigest()
         for name, dtype in _PRECISIONS.items()
@@ -362,9 +384,11 @@ def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
                 f"load the base as it was, from_pretrained(..., {name.partition('.')[0]}=...)"
             )
     is_same = not base["fingerprints"].items().isdisjoint(own["fingerprints"].items())
-    embeddings, others = base.get("embeddings"), own["embeddings"]
-    if embeddings and others:
-        is_same = is_same and not embeddings.items().isdisjoint(others.items())
+    # A classifier has no head over the vocabulary, and takes a decoder's routers.
+    for part in ("embeddings", "head"):
+        theirs, ours = base.get(part), own[part]
+        if theirs and ours:
+            is_same = is_same and not theirs.items().isdisjoint(ours.items())
     if not is_same or saved.get("architecture") != current["architecture"]:
         named = f"{base.get('name') or 'a model without a name'}"
         raise OtherBase(

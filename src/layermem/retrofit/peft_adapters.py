@@ -9,12 +9,13 @@ config of an adapter that was made on an attached model is saved with a type of 
                    hashes of those that it was made with
 
 Where layermem is imported, such an adapter attaches memory to its base if its routers are part of
-it, and is refused on a bare base otherwise. Importing this module wraps three methods of PEFT; it
+it, and is refused on a bare base otherwise. Importing this module wraps four methods of PEFT; it
 is imported at the end of ``import peft``.
 """
 
 import functools
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from layermem.retrofit.attachment import (
     check_same_memory,
     has_memory,
 )
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "LAYERMEM_"
 _MEMORY, _COMPLETE, _ROUTERS = "layer_memory", "holds_routers", "routers"
@@ -78,15 +81,45 @@ def _attach_first(function: Any) -> Any:
     def inject_adapter(
         self: Any, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
     ) -> Any:
-        memory = getattr(self.peft_config[adapter_name], _MEMORY, None)
+        config = self.peft_config[adapter_name]
+        memory = getattr(config, _MEMORY, None)
         if memory is not None:
             _match(model, memory)
+        trained = not config.inference_mode and _train_routers(model)
         result = function(self, model, adapter_name, *args, **kwargs)
         if memory is not None and memory[_COMPLETE]:
             _expect_weights(model, adapter_name)
+        if trained and not _train_routers(model):
+            logger.warning(
+                "PEFT has frozen the routers, which stay as they are: "
+                'modules_to_save=["memory"] in the config of the adapter trains them'
+            )
         return result
 
     return inject_adapter
+
+
+def _train_routers(model: nn.Module) -> bool:
+    """Return whether any router of an attached model trains."""
+    attentions = attachment_of(model).attentions[1:] if has_memory(model) else ()
+    memories = (attention._modules.get(MEMORY) for attention in attentions)
+    return any(p.requires_grad for memory in memories if memory for p in memory.parameters())
+
+
+def _match_again(function: Any) -> Any:
+    """Wrap the method that loads an adapter, for one whose name the model has already, as where
+    training goes on from a checkpoint: nothing is put into the model then."""
+
+    @functools.wraps(function)
+    def load_adapter(self: Any, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        file = Path(model_id, kwargs.get("subfolder") or "", CONFIG_NAME)
+        if adapter_name in self.peft_config and file.is_file():
+            memory = json.loads(file.read_text(encoding="utf-8")).get(_MEMORY)
+            if memory is not None:
+                _match(self, memory)
+        return function(self, model_id, adapter_name, *args, **kwargs)
+
+    return load_adapter
 
 
 @torch.no_grad()
@@ -136,21 +169,42 @@ def _check_routers(attachment: Attachment, saved: dict[str, str] | None) -> None
     if saved is None:
         return
     # Loaded in one of these precisions, they have the same rounded weights.
-    if not any(saved.get(name) == value for name, value in hash_routers(attachment).items()):
+    hashes = hash_routers(_routers_under(attachment, None))
+    if not any(saved.get(name) == value for name, value in hashes.items()):
         raise ValueError(
             "this adapter was made on a model with other routers, which are no part of it: "
             "load_routers before the adapter"
         )
 
 
+def _routers_under(attachment: Attachment, adapter_name: str | None) -> dict[int, Any]:
+    """Return the routers that an adapter runs on: its own copies, else those below all adapters."""
+    routers = {}
+    for layer, router in attachment.routers.items():
+        wrapper = attachment.attentions[layer]._modules[MEMORY]
+        if isinstance(wrapper, ModulesToSaveWrapper):
+            own = dict(wrapper.modules_to_save.items())
+            router = own.get(adapter_name or "", wrapper.original_module)
+        routers[layer] = router
+    return routers
+
+
 def _mark_saved(function: Any) -> Any:
     """Wrap the method that saves adapters."""
 
     @functools.wraps(function)
-    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        result = function(self, save_directory, *args, **kwargs)
+    def save_pretrained(
+        self: Any,
+        save_directory: Any,
+        safe_serialization: bool = True,
+        selected_adapters: list[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        chosen = safe_serialization, selected_adapters
+        result = function(self, save_directory, *chosen, *args, **kwargs)
         if has_memory(self):
-            for name in self.peft_config:
+            for name in selected_adapters or self.peft_config:
                 folder = Path(save_directory, "" if name == "default" else name)
                 mark(self, folder, name)
         return result
@@ -174,7 +228,14 @@ def mark(model: nn.Module, folder: Path, adapter_name: str) -> None:
     )
     fields[_MEMORY] = {**attachment.describe(), _COMPLETE: complete}
     if not complete:
-        fields[_MEMORY][_ROUTERS] = hash_routers(attachment)
+        fields[_MEMORY][_ROUTERS] = hash_routers(_routers_under(attachment, adapter_name))
+        if any(p.requires_grad for router in routers if router for p in router.parameters()):
+            logger.warning(
+                "routers train and are no part of the adapter in %s, from which training does not "
+                "go on: save_routers saves them too, and "
+                'modules_to_save=["memory"] makes them part of an adapter',
+                folder,
+            )
     file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -186,5 +247,6 @@ _tuners: set[Any] = {BaseTuner, *PEFT_TYPE_TO_TUNER_MAPPING.values()}
 for _tuner in _tuners:
     if "inject_adapter" in vars(_tuner):
         _tuner.inject_adapter = _attach_first(_tuner.inject_adapter)
+PeftModel.load_adapter = _match_again(PeftModel.load_adapter)  # type: ignore[method-assign]
 PeftModel.add_adapter = _match_prompt(PeftModel.add_adapter)  # type: ignore[method-assign]
 PeftModel.save_pretrained = _mark_saved(PeftModel.save_pretrained)  # type: ignore[method-assign]

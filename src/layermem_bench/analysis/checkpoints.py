@@ -219,7 +219,7 @@ def _goes_on(run: Run | None, lineage: Lineage | None) -> bool:
     # Those of earlier versions name a teacher of others as what they went on from.
     if run is not None and not (run.model.pretrained or run.host.model):
         return False
-    return lineage is not None and lineage.before is not None and bool(lineage.stages)
+    return lineage is not None and lineage.before is not None and bool(lineage.trained)
 
 
 def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
@@ -227,7 +227,7 @@ def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
     model under another path, as a checkpoint or a copy, which has no run."""
     if run is not None:
         return run.data if run.task.name is None and run.records.source is None else None
-    return lineage.stages[-1].data if lineage is not None and lineage.stages else None
+    return lineage.trained[-1].data if lineage is not None and lineage.trained else None
 
 
 def _load_tokenizer(location: Path | str) -> Any:

@@ -43,6 +43,12 @@ class Lineage:
     taught_by: tuple[str, ...] = ()
     """Models of unknown training that stages learnt from as their teachers."""
 
+    @property
+    def trained(self) -> tuple[Stage, ...]:
+        """The stages that runs were, without conversions: in those a model learns no new form of
+        text, such as the length of its sequences."""
+        return tuple(stage for stage in self.stages if stage.run_id != CONVERSION)
+
     def followed_by(self, stage: Stage) -> "Lineage":
         """Return the lineage of a model that one more stage has trained."""
         return replace(self, stages=(*self.stages, stage))

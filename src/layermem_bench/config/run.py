@@ -28,6 +28,8 @@ from layermem_bench.config.typed_dicts import check_unused, checked, from_dict, 
 STABLE = "warmup_stable_decay"
 """The schedule under which a run can be extended."""
 _NOT_SIZES = ("options", "pretrained")
+# Less is what is left of shares that sum to 1, by rounding.
+_LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ class Data:
             if source == self.source or source in further:
                 raise ValueError(f"data.mixture names {source} twice; give it one share")
             further[source] = share
-        if (rest := 1 - sum(further.values())) <= 0:
+        if (rest := 1 - math.fsum(further.values())) < _LEAST_SHARE:
             raise ValueError(
                 f"data.mixture: the shares {' '.join(self.mixture)} leave nothing to data.source, "
                 f"{self.source}; their sum must be below 1"

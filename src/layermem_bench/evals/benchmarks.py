@@ -49,7 +49,8 @@ _TABLES = {
         better="higher",
         caption=f"{_INTERVALS} Differences: by the jackknife over items and paired over seeds; p "
         "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
-        "and models by Holm's method. The paper's figures are of 1B models after 50B tokens, "
+        "and models by Holm's method; a difference is beyond noise if its interval over items too, "
+        "which is of all seeds, excludes 0. The paper's figures are of 1B models after 50B tokens, "
         "3-shot; it does not say whether by acc or acc_norm. An item is never its own example.",
     ),
     RIGHT_NORM: Table(

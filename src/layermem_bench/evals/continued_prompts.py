@@ -25,6 +25,8 @@ from layermem.generation.decoding import Continuation
 from layermem.generation.generation import TextGenerator
 from layermem.generation.prompts import GenerationSettings, Prompt, check_messages, digest
 from layermem.models.files import write_atomically
+from layermem.models.plugins import plugin_digest
+from layermem_bench.config.hashing import sources_digest
 from layermem_bench.data.records import json_lines
 
 Row = dict[str, Any]
@@ -43,6 +45,8 @@ def describe(
         "settings": asdict(settings),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "layermem": layermem.__version__,
+        "sources": sources_digest(),
+        "plugins": plugin_digest(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

@@ -1,9 +1,10 @@
 """Losses of checkpoints on the same documents, and their differences document by document."""
 
+import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,10 +139,19 @@ def prepare_losses(
 
 def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
     """Yield the documents that are not empty, as training reads them: long ones in parts; of each
-    text as many as the limit says."""
+    text as many as the limit says. Copies would count as further documents, and are left out."""
+    seen: set[bytes] = set()
+
+    def distinct(documents: Iterable[str]) -> Iterator[str]:
+        for document in documents:
+            digest = hashlib.sha256(document.strip().encode(errors="surrogatepass")).digest()[:16]
+            if document and digest not in seen:
+                seen.add(digest)
+                yield document
+
     for text in texts:
         source = open_source(text, text_field=options.field, streaming=True)
-        yield from itertools.islice(filter(None, source), options.limit)
+        yield from itertools.islice(distinct(source), options.limit)
 
 
 def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
@@ -259,7 +269,7 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
     )
     documents = len(next(iter(models.values())).documents.tokens)
     return (
-        f"{documents:,} documents of {', '.join(texts)}, each by itself, in windows of "
+        f"{documents:,} different documents of {', '.join(texts)}, each by itself, in windows of "
         f"{options.context} tokens that are {options.stride} apart; each token is predicted once. "
         "Before a document stands the token that stands there in training: of runs on text from "
         "new weights the end token, else the tokenizer's BOS token, or EOS where it has no BOS."

@@ -90,7 +90,7 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
         columns,
         f"Means over {len(result.arms[first])} seeds of training with 95% intervals by Student's "
         "t; differences are taken seed by seed, with p-values adjusted by Holm's method for all of "
-        "this table.",
+        "this table. They do not pay for earlier looks at fewer seeds.",
     )
 
 
@@ -287,9 +287,12 @@ def _alone(result: EvalResult, name: str) -> str:
 
 
 def _is_beyond_noise(difference: Difference) -> bool:
-    if difference.p is not None:
-        return difference.p < NOISE
-    return not difference.interval[0] <= 0 <= difference.interval[1]
+    """Whether both say so: over few-shot seeds the p-value is of the first, the interval of all."""
+    is_small = difference.p is None or difference.p < NOISE
+    excludes_zero = not difference.interval or (
+        not difference.interval[0] <= 0 <= difference.interval[1]
+    )
+    return is_small and excludes_zero
 
 
 def _figures(result: EvalResult, name: str) -> list[Figure]:

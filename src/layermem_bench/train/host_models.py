@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from layermem.models.checkpoints import check_path, without_loading_report
 from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
-from layermem.retrofit.attachment import DEFAULTS
+from layermem.retrofit.attachment import DEFAULTS, has_memory
 from layermem_bench.config.run import Host, Run
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ def load_host(run: Run) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             location, dtype=torch.float32, revision=host.revision or "main"
         )
+        _refuse_memory_of_hub(model, location)
         if host.memory != "none":
             attach(model, **_asked(host))
     loading.check_causal(model)
@@ -99,6 +100,7 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
         with without_loading_report():
             model, info = whole.from_pretrained(location, **options)
         missing = info["missing_keys"]
+        _refuse_memory_of_hub(model, location)
     _check_missing(model, missing, location)
     if host.memory != "none" and not has_memory:
         attach(model, **_asked(host))
@@ -130,6 +132,15 @@ def _check_same_memory(location: str, host: Host) -> None:
         raise ValueError(
             f"{location} has {own}, and the run asks for {wanted}: ask for its own, or "
             "start from a model without memory"
+        )
+
+
+def _refuse_memory_of_hub(model: Any, location: str) -> None:
+    """Raise if a model of the hub came with memory, which is compared in folders alone."""
+    if has_memory(model):
+        raise ValueError(
+            f"{location} is a model with layer memory: download it (huggingface-cli download "
+            f"{location} --local-dir FOLDER), and name the folder"
         )
 
 

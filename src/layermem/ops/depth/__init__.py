@@ -277,7 +277,8 @@ class _Score(torch.autograd.Function):
         with autocast_disabled(vectors):
             if needs_vectors:
                 d_vectors = products.score_vectors_gradient(states, vectors, grads)
-            wide = vectors.to(grads.dtype)
+            # A copy: an optimiser may step by their gradient before the states' is computed.
+            wide = vectors.to(grads.dtype, copy=True)
             for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
                 if not needs[j]:
                     continue

@@ -158,9 +158,10 @@ class _Route(torch.autograd.Function):
         grads = products.lay_out(d_key), products.lay_out(d_value)
         d_router: list[Tensor | None] = [None] * count
         d_tensors: list[Tensor | None] = [None] * len(tensors)
-        # [S, R, M]: what takes a gradient of the output back to each slot.
+        # [S, R, M]: what takes a gradient of the output back to each slot. They are read after the
+        # gradients of the weights have been handed on, by which an optimiser may have stepped.
         blocks = [
-            weight.to(d_key.dtype).unflatten(1, (len(nodes), -1)).permute(1, 2, 0)
+            weight.to(d_key.dtype, copy=True).unflatten(1, (len(nodes), -1)).permute(1, 2, 0)
             for weight in router
         ]
         singly = [i for i, node in enumerate(nodes) if not node and any(needs[2 * i : 2 * i + 2])]

@@ -113,12 +113,14 @@ class _Project(torch.autograd.Function):
         # The norm's own part: the projection falls as x grows.
         factor = (grad * projected).sum(-1, keepdim=True)
         factor = factor.mul_(scale.square()).div_(-x.shape[-1]).flatten(0, -2)
+        # As it is now: an optimiser may step by the matrix's gradient before the part is added.
+        used = matrix.clone() if ctx.node is not None else matrix
 
         def part(total: Tensor | None) -> Tensor:
-            if total is None or total.dtype != matrix.dtype:
-                out = (scaled @ matrix).addcmul_(wide, factor).view(streams.shape)
+            if total is None or total.dtype != used.dtype:
+                out = (scaled @ used).addcmul_(wide, factor).view(streams.shape)
                 return out.to(streams.dtype) if total is None else total.add_(out)
-            total.view_as(wide).addmm_(scaled, matrix).addcmul_(wide, factor)
+            total.view_as(wide).addmm_(scaled, used).addcmul_(wide, factor)
             return total
 
         d_matrix = scaled.mT @ wide if ctx.needs_input_grad[1] else None
