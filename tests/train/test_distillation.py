@@ -26,14 +26,14 @@ from layermem_bench.train.run import train
 from layermem_bench.train.trainer import Trainer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def teacher(place):
     """The final model of a plain decoder, trained with another seed."""
     run = a_run(place, variant="plain", seed=5, max_steps=6)
     return str(train(run, place / "teacher").final)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(place, teacher):
     run = a_run(place, keep=9, log_every=3, teacher=Teacher(model=teacher))
     return run, train(run, place / "taught")

@@ -17,19 +17,19 @@ from layermem_bench.train.run import train
 STABLE = {"schedule": "warmup_stable_decay", "decay_steps": 3, "warmup_steps": 2}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def short(place):
     """Eight steps, of which no checkpoint is asked for."""
     return a_run(place, optim=STABLE, save_every=0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def longer(short, place):
     """The folder of twelve steps from the start."""
     return train(replace(short, max_steps=12), place / "stable-longer")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ended(short, place):
     return train(short, place / "stable-ended")
 

@@ -29,7 +29,7 @@ def penalized(tmp_path, **changes):
     return a_run(tmp_path, keep=9, regularizer=PENALTY, **changes)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(place):
     """A run of eight steps with a penalty, and its folder; rows are of three steps."""
     run = penalized(place, log_every=3, model={"tie_word_embeddings": True})
