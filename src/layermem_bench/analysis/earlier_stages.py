@@ -32,6 +32,11 @@ class Stage:
     """Digests of the files of the text, the records or a task's training problems, by which each is
     known under another name and among other files; none: they are generated, or on the hub."""
 
+    @property
+    def is_conversion(self) -> bool:
+        """Whether it is no run, but a conversion that was fitted to its text."""
+        return self.run_id == CONVERSION
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
@@ -47,7 +52,7 @@ class Lineage:
     def trained(self) -> tuple[Stage, ...]:
         """The stages that runs were, without conversions: in those a model learns no new form of
         text, such as the length of its sequences."""
-        return tuple(stage for stage in self.stages if stage.run_id != CONVERSION)
+        return tuple(stage for stage in self.stages if not stage.is_conversion)
 
     def followed_by(self, stage: Stage) -> "Lineage":
         """Return the lineage of a model that one more stage has trained."""
@@ -127,7 +132,7 @@ def check_earlier_stages(run: Run) -> Lineage:
 
 def _check_stages(run: Run, lineage: Lineage, trained_by: str) -> None:
     for stage in reversed(lineage.stages):
-        by = stage.run_id if stage.run_id == CONVERSION else f"run {stage.run_id}"
+        by = stage.run_id if stage.is_conversion else f"run {stage.run_id}"
         told = f"{trained_by} {by}"
         if run.task.name is not None:
             if stage.task is not None and stage.task.name == run.task.name:
@@ -210,7 +215,7 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
     if not any(map(is_theirs, _sources(ours))):
         return
     # With a validation set of its own, and in a conversion, all of the source was trained on.
-    held_out_some = theirs.validation is None and stage.run_id != CONVERSION
+    held_out_some = theirs.validation is None and not stage.is_conversion
     before = theirs.validation_share if held_out_some else 0.0
     if before < ours.validation_share:
         raise ValueError(
