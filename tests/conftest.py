@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from hub_cache import hub_cache as hub_cache
 from tiny import CASES, PAIRS, TINY
 
 from layermem.models.registry import lookup, variants

@@ -93,6 +93,29 @@ def test_text_is_continued_as_by_the_model_in_memory(folder, model, capsys):
         assert capsys.readouterr().out == expected + "\n"
 
 
+def test_a_model_of_the_hub_is_of_one_commit(hub_cache, folder):
+    """Its files are those of the moment when it was opened, and its answers are kept by it."""
+
+    def push(seed):
+        def save(path):
+            make_host("llama", seed=seed, vocab_size=300).save_pretrained(path)
+            load_tokenizer("bytes").save_pretrained(path)
+
+        return hub_cache.push("org/model", save)
+
+    first = push(1)
+    (opened,) = open_checkpoints(["org/model"])
+    second = push(2)
+    (moved,) = open_checkpoints(["org/model"])
+    assert [opened.revision, moved.revision] == [first, second]
+    assert checkpoint_digest(opened) == f"org/model@{first}" != checkpoint_digest(moved)
+    one, other = (load_model(each, with_head=True).lm_head.weight for each in (opened, moved))
+    assert torch.equal(one, make_host("llama", seed=1, vocab_size=300).lm_head.weight)
+    assert not torch.equal(one, other)
+    # A folder has its files.
+    assert all(c.revision is None for c in open_checkpoints([str(folder / "adapter")]))
+
+
 @pytest.mark.slow
 def test_a_checkpoint_is_analyzed(folder, tmp_path):
     a_run(tmp_path)
@@ -108,7 +131,7 @@ def test_a_checkpoint_is_analyzed(folder, tmp_path):
 def test_answers_are_kept_by_base_and_routers(folder, tmp_path):
     def digest_of(path):
         (checkpoint,) = open_checkpoints([str(path)])
-        return checkpoint_digest(checkpoint, checkpoint.load_config())
+        return checkpoint_digest(checkpoint)
 
     before = {name: digest_of(folder / name) for name in ("base", "adapter", "whole")}
     assert len(set(before.values())) == 3

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ from tiny import TINY
 from layermem.generation.generation import TextGenerator
 from layermem.generation.prompts import GenerationSettings
 from layermem.models.registry import lookup
-from layermem_bench.analysis.checkpoints import Checkpoint
 from layermem_bench.cli import main
 from layermem_bench.evals.continued_prompts import OutputFile, describe
 
@@ -195,22 +195,19 @@ def test_a_stopped_command_writes_the_same_file(asked, tmp_path, monkeypatch, ca
         main([*asked, "--out", str(out)])
 
 
-def test_another_commit_of_a_model_on_the_hub_is_another_run(asked, tmp_path, monkeypatch):
-    load_config = Checkpoint.load_config
+def test_another_commit_of_a_model_on_the_hub_is_another_run(asked, hub_cache, tmp_path):
+    at = asked.index(str(tmp_path / "model"))
+    asked[at : at + 1] = ["org/model"]
 
-    def write_with(commit):
-        def load(self):
-            config = load_config(self)
-            config._commit_hash = commit
-            return config
-
-        monkeypatch.setattr(Checkpoint, "load_config", load)
+    def write():
         main([*asked, "--out", str(tmp_path / "out.jsonl")])
 
-    write_with("a1")
-    write_with("a1")
-    with pytest.raises(SystemExit, match=r"another run: model.commit was 'a1', and is 'b2'"):
-        write_with("b2")
+    hub_cache.push("org/model", lambda folder: shutil.copytree(tmp_path / "model", folder))
+    write()
+    write()
+    hub_cache.push("org/model", lambda folder: shutil.copytree(tmp_path / "model", folder))
+    with pytest.raises(SystemExit, match=r"another run: model.commit was '0+1', and is '0+2'"):
+        write()
 
 
 def test_memory_that_does_not_suffice_is_a_sentence(asked, tmp_path, monkeypatch):

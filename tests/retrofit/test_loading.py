@@ -1,5 +1,6 @@
 """``load_attached``: whole checkpoints and adapters, and what is refused."""
 
+import json
 import logging
 import shutil
 
@@ -52,6 +53,26 @@ def test_an_adapter_finds_the_base_that_it_names(adapter):
     assert torch.equal(logits_of(load_attached(folder / "routers"), ids), logits)
     moved = load_attached(folder / "routers", base=folder / "base", dtype=torch.float32)
     assert torch.equal(logits_of(moved, ids), logits)
+
+
+def test_routers_find_the_commit_of_the_hub_that_they_were_trained_on(hub_cache, tmp_path):
+    """Whatever was pushed since; with several commits at hand it is not guessed."""
+
+    def revision():
+        return json.loads((tmp_path / "routers" / "routers.json").read_text())["base"]["revision"]
+
+    first = hub_cache.push("org/base", make_host("llama").save_pretrained)
+    model = shake_routers(attach(AutoModelForCausalLM.from_pretrained("org/base")).eval())
+    save_routers(model, tmp_path / "routers")
+    assert revision() == first
+    hub_cache.push("org/base", make_host("llama", seed=1).save_pretrained)
+    found = load_attached(tmp_path / "routers")
+    assert torch.equal(logits_of(found, make_ids()), logits_of(model, make_ids()))
+    save_routers(found, tmp_path / "routers")
+    assert revision() == first
+    save_routers(attach(AutoModelForCausalLM.from_pretrained("org/base")), tmp_path / "routers")
+    # transformers below 5.24 says it of a loaded model.
+    assert revision() in (None, hub_cache.commit("org/base"))
 
 
 @pytest.mark.parametrize(("name", "auto"), [("gpt2", None), ("bert", AutoModelForMaskedLM)])

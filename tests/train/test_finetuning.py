@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -24,8 +25,11 @@ from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import StudyResult
+from layermem_bench.study.records import check_comparable, recorded_about
+from layermem_bench.study.unchanged import check_unchanged
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.learning.text import TextLearning
+from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run, recorded_run
 from layermem_bench.train.sequences import order_of
 from layermem_bench.train.trainer import Trainer
@@ -158,6 +162,34 @@ def test_a_model_of_the_hub_that_has_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("layermem.retrofit.loading.is_attached", lambda _: False)
     with pytest.raises(ValueError, match="is a model with layer memory: download it"):
         load_host(plain)
+
+
+def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_path):
+    def push():
+        return hub_cache.push("org/base", lambda path: shutil.copytree(folder / "llama", path))
+
+    def begun(name):
+        command = arguments(folder, "--train", "routers", steps=2)
+        command[command.index("--host") + 1] = "org/base"
+        cli.main([*command, "--save-every", "1", "--out", str(tmp_path / name)])
+        return RunFolder(tmp_path / name)
+
+    first = push()
+    run = begun("first")
+    assert recorded_about(run)["weights"] == first
+    second = push()
+    assert recorded_about(begun("second"))["weights"] == second
+    # Seeds that start from two commits are not compared.
+    with pytest.raises(ValueError, match="from different weights of org/base"):
+        check_comparable([run, RunFolder(tmp_path / "second")])
+    ended = {"s0": (recorded_run(run), run)}
+    check_unchanged(ended, is_complete=True)
+    with pytest.raises(ValueError, match="began with other weights of org/base"):
+        check_unchanged(ended, is_complete=False)
+    # Nor does a run go on from another commit than it began with.
+    run.final.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"org/base does not hold the weights .*{first}"):
+        train(recorded_run(run), run.path, resume=True)
 
 
 def test_lora_has_at_least_as_many_parameters_as_routers(folder):

@@ -30,6 +30,7 @@ from transformers.activations import ACT2FN
 
 from layermem.models.card import ask_for_licence, read_licence
 from layermem.models.files import write_atomically
+from layermem.models.hub import commit_of
 from layermem.models.lineage import FIELD, ROUTERS
 from layermem.models.memories import unadapted_memories
 from layermem.models.seams import WeightsUnknown
@@ -218,7 +219,7 @@ def _describe(model: nn.Module) -> dict[str, Any]:
         "base": {
             "name": name,
             "licence": read_licence(name) if name else None,
-            "revision": getattr(config, "_commit_hash", None),
+            "revision": commit_of(config),
             "fingerprints": _hash_weights(attachment),
             "embeddings": _hash_embeddings(model, attachment),
             "head": _hash_head(model),

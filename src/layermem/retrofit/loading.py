@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from layermem.models.checkpoints import without_loading_report
+from layermem.models.checkpoints import location_arguments, without_loading_report
+from layermem.models.hub import find_commit, set_commit
 from layermem.retrofit.adapter import (
     SETTINGS,
     OtherBase,
@@ -65,6 +66,9 @@ def load_reporting(
     location, revision = find_base(path, base)
     if revision is not None:
         kwargs.setdefault("revision", revision)
+    commit = find_commit(location, **location_arguments(kwargs))
+    if commit is not None:
+        kwargs["revision"] = commit
     with without_loading_report():
         model, info = auto_class.from_pretrained(location, output_loading_info=True, **kwargs)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
@@ -81,6 +85,7 @@ def load_reporting(
         raise ValueError(
             f"the base {location} has layer memory of its own; give the base without layer memory"
         )
+    set_commit(model.config, commit)
     attach_as_saved(model, read_settings(path))
     check_missing(model, missing, location)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from layermem.models.hub import find_commit
 from layermem.retrofit.loading import (
     check_causal,
     find_base,
@@ -50,7 +51,7 @@ class Checkpoint:
     base: Path | str | None = None
     """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
     revision: str | None = None
-    """Revision of that model on the hub."""
+    """Of the hub: the commit that all files of the model, or of the base, are of."""
 
     @property
     def predecessor(self) -> int | None:
@@ -101,7 +102,8 @@ def load_model(
     With ``with_head`` it is to predict the next token, so that an encoder is refused. Without it
     the head may be missing: nothing is predicted.
     """
-    model = _load_whole(checkpoint.location, dtype, with_head=with_head)
+    found, revision = checkpoint.location, checkpoint.revision
+    model = _load_whole(found, dtype, with_head=with_head, revision=revision)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     if with_head:
         check_causal(model)
@@ -114,10 +116,17 @@ def load_final(location: Path) -> Any:
     return _load_whole(location, "auto", with_head=True)
 
 
-def _load_whole(location: Path | str, dtype: torch.dtype | str, *, with_head: bool) -> Any:
+def _load_whole(
+    location: Path | str,
+    dtype: torch.dtype | str,
+    *,
+    with_head: bool,
+    revision: str | None = None,
+) -> Any:
     """Return a model, attached or not; refuse one that lacks weights, but for the head's."""
     load = load_reporting if is_attached(location) else _load_bare
-    model, names = load(location, dtype=dtype)
+    of_hub = {} if revision is None else {"revision": revision}
+    model, names = load(location, dtype=dtype, **of_hub)
     # Any other missing weight would be measured at its random start.
     prefix = "" if with_head else f"{model.base_model_prefix}."
     if missing := sorted(name for name in names if name.startswith(prefix)):
@@ -128,11 +137,11 @@ def _load_whole(location: Path | str, dtype: torch.dtype | str, *, with_head: bo
     return model
 
 
-def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, list[str]]:
+def _load_bare(location: Path | str, **options: Any) -> tuple[Any, list[str]]:
     """Return a model without attached memory, and the names of its missing weights."""
     with _explain_missing_model(location):
         model, loading = AutoModelForCausalLM.from_pretrained(
-            location, dtype=dtype, output_loading_info=True
+            location, output_loading_info=True, **options
         )
     if routers := stray_routers(loading["unexpected_keys"]):
         raise ValueError(
@@ -189,13 +198,15 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     run = recorded_run(folder) if is_run else None
     base, revision = find_base(location) if is_attached(location) else (location, None)
     with _explain_missing_model(base):
+        # Before anything is read: what is pushed in the meantime is not mixed with it.
+        revision = find_commit(base, revision=revision) or revision
         AutoConfig.from_pretrained(base, revision=revision or "main")
-    lineage = _lineage_of(location)
+    lineage = _lineage_of(location, revision)
     has_tokenizer = (Path(location) / "tokenizer_config.json").exists()
     return Checkpoint(
         name=name,
         location=location,
-        tokenizer=_load_tokenizer(location if has_tokenizer else base),
+        tokenizer=_load_tokenizer(location) if has_tokenizer else _load_tokenizer(base, revision),
         run=run,
         text=_text_of(run, lineage),
         goes_on=_goes_on(run, lineage),
@@ -205,10 +216,10 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     )
 
 
-def _lineage_of(location: Path | str) -> Lineage | None:
+def _lineage_of(location: Path | str, revision: str | None = None) -> Lineage | None:
     """Return what a model was trained on; None: that cannot be read."""
     try:
-        return read_lineage(location)
+        return read_lineage(location, revision)
     except ValueError as error:
         logger.warning("how %s was trained is not known: %s", location, error)
         return None
@@ -230,11 +241,11 @@ def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
     return lineage.trained[-1].data if lineage is not None and lineage.trained else None
 
 
-def _load_tokenizer(location: Path | str) -> Any:
+def _load_tokenizer(location: Path | str, revision: str | None = None) -> Any:
     """Return the tokenizer of a checkpoint; raise if there is none."""
     mend = "save the one that it was trained with beside it (tokenizer.save_pretrained)"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location)
+        tokenizer = AutoTokenizer.from_pretrained(location, revision=revision or "main")
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"the model {location} has no tokenizer ({reason}); {mend}") from error

@@ -66,20 +66,20 @@ _HOW = (
 _KINDS = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".tiktoken"}
 
 
-def checkpoint_digest(checkpoint: Checkpoint, config: Any) -> str:
-    """Return a digest of a saved model's files, or name and revision of a model on the hub.
+def checkpoint_digest(checkpoint: Checkpoint) -> str:
+    """Return a digest of a saved model's files, or name and commit of a model on the hub.
 
     That of an adapter covers the files of its base too.
     """
-    own = _digest_of(checkpoint.location, config)
+    own = _digest_of(checkpoint.location, checkpoint.revision)
     base = checkpoint.base
-    return own if base is None else digest(f"{own} {_digest_of(base, config)}")
+    return own if base is None else digest(f"{own} {_digest_of(base, checkpoint.revision)}")
 
 
-def _digest_of(location: Path | str, config: Any) -> str:
+def _digest_of(location: Path | str, commit: str | None) -> str:
     folder = Path(location)
     if not folder.is_dir():
-        return f"{location}@{getattr(config, '_commit_hash', None)}"
+        return f"{location}@{commit}"
     total = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in _KINDS:
@@ -132,7 +132,7 @@ def _answer(
     from layermem_bench.evals.harness import CountingModel, answer_task
 
     model: Any = None
-    identity = checkpoint_digest(checkpoint, checkpoint.load_config())
+    identity = checkpoint_digest(checkpoint)
     versions = {
         "lm_eval": lm_eval.__version__,
         "layermem": layermem.__version__,

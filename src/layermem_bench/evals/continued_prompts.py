@@ -38,7 +38,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return what the rows of a run are of; two runs may be one if it is equal."""
     # Of a model on the hub, which has no files here. Adapters lie in a folder, their base may not.
-    commit, base = getattr(checkpoint.load_config(), "_commit_hash", None), checkpoint.base
+    commit, base = checkpoint.revision, checkpoint.base
     about = {
         "model": _describe_model(checkpoint.location, dtype, commit if base is None else None),
         "prompts": {"count": len(prompts), "sha256": digest(prompts)},

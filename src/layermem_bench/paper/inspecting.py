@@ -280,7 +280,7 @@ def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path)
 
     words = "-".join(options.words or ()) or "words"
     # A run that is trained again keeps its id, and may have other weights.
-    digests = [checkpoint_digest(c, None) for c in open_checkpoints([r.folder for r in pair])]
+    digests = [checkpoint_digest(c) for c in open_checkpoints([r.folder for r in pair])]
     # Nor is it what our code, or a plugin's, finds in them after a change.
     digests += [sources_digest(), plugin_digest() or ""]
     weights = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]

@@ -31,12 +31,12 @@ def check_unchanged(ended: Runs, *, is_complete: bool) -> None:
 
     ``is_complete``: nothing else is to be trained.
     """
-    _check_weights(ended)
+    _check_weights(ended, is_complete)
     _check_texts(ended, is_complete)
 
 
-def _check_weights(ended: Runs) -> None:
-    now: dict[str, str | None] = {}
+def _check_weights(ended: Runs, is_complete: bool) -> None:
+    now: dict[tuple[str, str | None], str | None] = {}
     for run, folder in ended.values():
         start = run.model.pretrained or run.host.model
         of_run = {"began with other weights of": ("weights", start)}
@@ -44,11 +44,15 @@ def _check_weights(ended: Runs) -> None:
         for what, (field, path) in of_run.items():
             if path is None or (then := recorded_about(folder).get(field)) is None:
                 continue
-            if path not in now:
-                now[path] = weights_digest(path)
-            if now[path] not in (None, then):
+            # For results that are whole no hub is asked: its models may move on.
+            if is_complete and not Path(path).is_dir():
+                continue
+            key = path, run.host.revision
+            if key not in now:
+                now[key] = weights_digest(*key)
+            if now[key] not in (None, then):
                 raise ValueError(
-                    f"{folder.path} {what} {path} ({then}) than lie there now ({now[path]}), so "
+                    f"{folder.path} {what} {path} ({then}) than lie there now ({now[key]}), so "
                     f"that runs trained now could not be compared with it: {_MEND}"
                 )
 

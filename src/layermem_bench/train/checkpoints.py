@@ -28,7 +28,12 @@ from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.train.extending import extends, last_stable_step
-from layermem_bench.train.sequences import SequenceDataset, sequences_digest, weights_digest
+from layermem_bench.train.sequences import (
+    SequenceDataset,
+    sequences_digest,
+    starting_weights,
+    weights_digest,
+)
 
 logger = logging.getLogger(__name__)
 SHARDED = "sharded"
@@ -172,7 +177,7 @@ def describe_origin(
 ) -> dict[str, Any]:
     """Return the fields of a run, digests of what it reads, and what products are computed in."""
     digests = {name: sequences_digest(split) for name, split in data.items()}
-    weights = weights_digest(run.model.pretrained or run.host.model)
+    weights = starting_weights(run)
     origin = {"run": to_dict(run), "data": digests, "weights": weights, "precision": precision}
     return origin | {"teacher": weights_digest(run.teacher.model)}
 
@@ -212,20 +217,21 @@ def _check_run_and_data(
             f"{checkpoint} was written by another run: {changes}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"
         )
-    if recorded["weights"] != origin["weights"]:
+    # Earlier versions recorded none of a model on the hub.
+    if recorded["weights"] not in (None, origin["weights"]):
         start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
         raise ValueError(
-            f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "
-            "or begin again in another --out"
+            f"{start} does not hold the weights that {checkpoint} was trained from "
+            f"({recorded['weights']}): put them back, or begin again in another --out"
         )
-    # Checkpoints of earlier versions do not say it.
+    # Nor did they say it.
     if (written := recorded.get("precision", origin["precision"])) != origin["precision"]:
         raise ValueError(
             f"{checkpoint} was trained in {written}, and here compute.precision="
             f"{origin['run']['compute']['precision']} is {origin['precision']}: add "
             f"--compute.precision {written}"
         )
-    if recorded.get("teacher") != origin["teacher"]:
+    if recorded.get("teacher") not in (None, origin["teacher"]):
         raise ValueError(
             f"{now.teacher.model} does not hold the weights that taught {checkpoint}: put them "
             "back, or begin again in another --out"

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from layermem.models.checkpoints import check_path, without_loading_report
+from layermem.models.hub import find_commit, set_commit
 from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
 from layermem.retrofit.attachment import DEFAULTS, has_memory
@@ -54,9 +55,11 @@ def load_host(run: Run) -> Any:
         _check_same_memory(location, host)
         model: Any = loading.load_attached(location, dtype=torch.float32)
     else:
+        commit = find_commit(location, revision=host.revision)
         model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=torch.float32, revision=host.revision or "main"
+            location, dtype=torch.float32, revision=commit or host.revision or "main"
         )
+        set_commit(model.config, commit)
         _refuse_memory_of_hub(model, location)
         if host.memory != "none":
             attach(model, **_asked(host))
@@ -96,10 +99,12 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
         _check_same_memory(location, host)
         model, missing = loading.load_reporting(location, auto_class=whole, **options)
     else:
-        options |= {"revision": host.revision or "main", "output_loading_info": True}
+        commit = find_commit(location, revision=host.revision)
+        options |= {"revision": commit or host.revision or "main", "output_loading_info": True}
         with without_loading_report():
             model, info = whole.from_pretrained(location, **options)
         missing = info["missing_keys"]
+        set_commit(model.config, commit)
         _refuse_memory_of_hub(model, location)
     _check_missing(model, missing, location)
     if host.memory != "none" and not has_memory:

@@ -26,7 +26,13 @@ from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_lear
 from layermem_bench.train.model_card import write_model_card
 from layermem_bench.train.processes import wait_for_all
 from layermem_bench.train.run_config import claim_folder, record_beginning
-from layermem_bench.train.sequences import data_digest, prompts_digest, text_digest, weights_digest
+from layermem_bench.train.sequences import (
+    data_digest,
+    prompts_digest,
+    starting_weights,
+    text_digest,
+    weights_digest,
+)
 from layermem_bench.train.setup import (
     check_options,
     check_router_lr,
@@ -88,7 +94,7 @@ def _check_extension(run: Run, folder: RunFolder, evaluate: Evaluate | None) -> 
     about, learning = read_config(folder.config)[1], prepare_learning(run, evaluate)
     now = {
         "data": data_digest(learning.train_data, learning.validation_data),
-        "weights": weights_digest(run.model.pretrained or run.host.model),
+        "weights": starting_weights(run),
         "teacher": weights_digest(run.teacher.model),
     }
     if others := [name for name in now if about.get(name) not in (None, now[name])]:
@@ -109,7 +115,7 @@ def _prepare(
             "data": data_digest(learning.train_data, learning.validation_data),
             "text": text_digest(learning.train_data),
             "precision": "bfloat16" if args.bf16 else "float32",
-            "weights": weights_digest(run.model.pretrained or run.host.model),
+            "weights": starting_weights(run),
             "teacher": weights_digest(run.teacher.model),
             "trained_before_by": str(earlier) or None,
         }

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
+from layermem.models.hub import find_commit
 from layermem_bench.config.hashing import file_digest
+from layermem_bench.config.run import Run
 from layermem_bench.data.blocks import Blocks, MixedBlocks
 
 IGNORED = -100
@@ -161,10 +163,18 @@ def prompts_digest(prompts: Sequence[str]) -> str:
     return _short_digest(list(prompts))
 
 
-def weights_digest(source: str | None) -> str | None:
-    """Return twelve hexadecimal digits that identify the weights in a folder; None: it is none."""
-    if source is None or not Path(source).is_dir():
+def starting_weights(run: Run) -> str | None:
+    """Return what identifies the weights that a run begins with; None: new ones, or not known."""
+    return weights_digest(run.model.pretrained or run.host.model, run.host.revision)
+
+
+def weights_digest(source: str | None, revision: str | None = None) -> str | None:
+    """Return twelve hexadecimal digits that identify the weights in a folder, or the commit of a
+    model on the hub; None: there is no model, or its commit cannot be found."""
+    if source is None:
         return None
+    if not Path(source).is_dir():
+        return find_commit(source, revision=revision)
     files = [path for path in Path(source).iterdir() if path.suffix in (".safetensors", ".bin")]
     return _short_digest([[path.name, file_digest(path)] for path in sorted(files)])
 

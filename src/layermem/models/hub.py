@@ -1,0 +1,47 @@
+"""Which commit of the hub a model is of: a branch or tag may stand for another one tomorrow.
+
+transformers has kept it in a loaded config, and in its newest releases does not.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils.hub import extract_commit_hash
+
+_WEIGHTS = (".safetensors", ".bin")
+
+
+def find_commit(name: str | os.PathLike[str], **location: Any) -> str | None:
+    """Return the commit that a model on the hub stands at now; None: the name is a folder's, or
+    neither the hub nor its cache on this machine knows it.
+
+    ``location``: ``revision`` and what else of ``from_pretrained`` locates files.
+    """
+    if Path(name).exists():
+        return None
+    try:
+        return extract_commit_hash(cached_file(str(name), CONFIG_NAME, **location), None)
+    except (OSError, ValueError):
+        return None
+
+
+def set_commit(config: Any, commit: str | None) -> None:
+    """Record in the config of a loaded model of which commit it is, unless that is None."""
+    if commit is not None:
+        config._commit_hash = commit
+
+
+def commit_of(config: Any) -> str | None:
+    """Return of which commit a loaded model is; None: it is none of the hub's, or that is not
+    known, since the cache has weights of several and the config does not say it."""
+    if commit := getattr(config, "_commit_hash", None):
+        return str(commit)
+    name = getattr(config, "_name_or_path", "") or ""
+    if not name or Path(name).exists():
+        return None
+    folder = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
+    commits = {path.parent.name for path in folder.glob("*/*") if path.suffix in _WEIGHTS}
+    return commits.pop() if len(commits) == 1 else None
