@@ -240,9 +240,9 @@ def verdicts() -> str:
     return Picture(svg=svg, title=title, description=said).text()
 
 
-def caches() -> str:
-    """Draw the loss against what the cache holds."""
-    result = read_result(StudyResult, RECORDS / "quiet-books-half.json")
+def caches(record: str, text: str) -> str:
+    """Draw the loss of a record's arms on a text against what their caches hold."""
+    result = read_result(StudyResult, RECORDS / f"{record}.json")
     (board,) = result.boards
     (condition,) = board.conditions
     held = {arm: cache.held for point in board.costs.points for arm, cache in point.cache.items()}
@@ -254,7 +254,7 @@ def caches() -> str:
     across = "bytes of the cache for a token, in bfloat16"
     svg = figures.against(points, across=across, up=LOSS)
     said = (f"{arm}: {x:.0f} bytes, {format_interval(y, False)}" for arm, (x, y) in points.items())
-    title = "Validation loss against the bytes of the cache, means with 95% intervals"
+    title = f"Validation loss on {text} against the bytes of the cache, with 95% intervals"
     return Picture(svg=svg, title=title, description="; ".join(said)).text()
 
 
@@ -358,7 +358,8 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "answers.svg": answers,
     "mechanism.svg": partial(scheme, attached=False),
     "retrofit.svg": partial(scheme, attached=True),
-    "results/half_cache.svg": caches,
+    "results/half_cache.svg": partial(caches, "quiet-books-half", "textbooks"),
+    "results/half_cache_code.svg": partial(caches, "quiet-code-half", "source code"),
     "recipe_inside.svg": inside,
     "results/text.svg": partial(
         forest,
