@@ -93,7 +93,7 @@ def test_another_run_is_refused(about, message, ended, tmp_path):
 
 
 def test_rows_of_other_code_are_of_another_run(tmp_path, monkeypatch):
-    model = SimpleNamespace(location=tmp_path, base=None, load_config=dict)
+    model = SimpleNamespace(location=tmp_path, base=None, revision=None)
 
     def output():
         about = describe(model, [], GenerationSettings(), "float32")
