@@ -198,9 +198,9 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     run = recorded_run(folder) if is_run else None
     base, revision = find_base(location) if is_attached(location) else (location, None)
     with _explain_missing_model(base):
-        # Before anything is read: what is pushed in the meantime is not mixed with it.
-        revision = find_commit(base, revision=revision) or revision
         AutoConfig.from_pretrained(base, revision=revision or "main")
+    # Asked once there is a model; what is pushed from here on is not mixed with it.
+    revision = find_commit(base, revision=revision) or revision
     lineage = _lineage_of(location, revision)
     has_tokenizer = (Path(location) / "tokenizer_config.json").exists()
     return Checkpoint(
