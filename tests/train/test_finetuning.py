@@ -164,7 +164,7 @@ def test_a_model_of_the_hub_that_has_memory_is_refused(tmp_path, monkeypatch):
         load_host(plain)
 
 
-def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_path):
+def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_path, monkeypatch):
     def push():
         return hub_cache.push("org/base", lambda path: shutil.copytree(folder / "llama", path))
 
@@ -189,6 +189,9 @@ def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_pat
     # Nor does a run go on from another commit than it began with.
     run.final.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=f"org/base does not hold the weights .*{first}"):
+        train(recorded_run(run), run.path, resume=True)
+    monkeypatch.setattr("layermem_bench.train.sequences.find_commit", lambda *_, **__: None)
+    with pytest.raises(ValueError, match=f"commit of org/base .* cannot be asked.*{first}"):
         train(recorded_run(run), run.path, resume=True)
 
 

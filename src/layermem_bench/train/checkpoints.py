@@ -217,25 +217,19 @@ def _check_run_and_data(
             f"{checkpoint} was written by another run: {changes}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"
         )
-    # Earlier versions recorded none of a model on the hub.
-    if recorded["weights"] not in (None, origin["weights"]):
-        start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
-        raise ValueError(
-            f"{start} does not hold the weights that {checkpoint} was trained from "
-            f"({recorded['weights']}): put them back, or begin again in another --out"
-        )
-    # Nor did they say it.
+    start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
+    _check_weights(
+        f"that {checkpoint} was trained from", recorded["weights"], start, origin["weights"]
+    )
+    # Earlier versions did not record it.
     if (written := recorded.get("precision", origin["precision"])) != origin["precision"]:
         raise ValueError(
             f"{checkpoint} was trained in {written}, and here compute.precision="
             f"{origin['run']['compute']['precision']} is {origin['precision']}: add "
             f"--compute.precision {written}"
         )
-    if recorded.get("teacher") not in (None, origin["teacher"]):
-        raise ValueError(
-            f"{now.teacher.model} does not hold the weights that taught {checkpoint}: put them "
-            "back, or begin again in another --out"
-        )
+    taught = f"that taught {checkpoint}"
+    _check_weights(taught, recorded.get("teacher"), now.teacher.model, origin["teacher"])
     for split, digest in recorded["data"].items():
         if origin["data"].get(split) != digest:
             raise ValueError(
@@ -244,6 +238,23 @@ def _check_run_and_data(
                 "dataset's --data.revision, the version of layermem that config.yaml names), "
                 "or begin again in another --out"
             )
+
+
+def _check_weights(whose: str, before: str | None, source: str | None, now: str | None) -> None:
+    """Raise unless the weights of ``source``, whose digest or commit is ``now``, are those of
+    ``before``; None there: an earlier version recorded none of a model on the hub."""
+    if before in (None, now):
+        return
+    if now is None:
+        raise ValueError(
+            f"which commit of {source} the hub has cannot be asked, and no cache here knows it: "
+            f"whether it holds the weights {whose} ({before}) is not known. Go online, or begin "
+            "again in another --out"
+        )
+    raise ValueError(
+        f"{source} does not hold the weights {whose} ({before}): put them back, or begin again in "
+        "another --out"
+    )
 
 
 def config_changes(before: Run, now: Run) -> str:
