@@ -390,12 +390,16 @@ def test_an_evaluation_that_is_none_is_refused(tmp_path, four):
         given_sections(compared(tmp_path, *four), (), [four[0]], None)
 
 
-def test_runs_made_differently_are_said_to_be(tmp_path, four):
+@pytest.mark.parametrize(
+    ("key", "begun", "last"),
+    [("torch", "2.9.0", "2.13.0"), ("processor", "AMD EPYC", "Intel Xeon")],
+)
+def test_runs_made_differently_are_said_to_be(tmp_path, four, key, begun, last):
     said = "Not all of them were made with the same versions and machine."
-    for path, torch in zip(four, ("2.9.0", "2.9.0", "2.9.0", "2.13.0"), strict=True):
+    for path, value in zip(four, (begun, begun, begun, last), strict=True):
         assert said not in runs_table(compared(tmp_path, *four)).caption
         config = path / "config.yaml"
-        config.write_text(config.read_text().replace("about:\n", f"about:\n  torch: {torch}\n"))
+        config.write_text(config.read_text().replace("about:\n", f"about:\n  {key}: {value}\n"))
     assert said in runs_table(compared(tmp_path, *four)).caption
 
 

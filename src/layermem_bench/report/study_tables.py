@@ -354,7 +354,8 @@ def steps_table(board: Board) -> Table | None:
 
 def runs_table(result: StudyResult) -> Table:
     """Return a table of the runs, to which numbers of other tables lead."""
-    rows, made_with, shown = [], set[str](), ("layermem", "commit", "torch", "machine")
+    rows, made_with = [], set[str]()
+    shown = ("layermem", "commit", "torch", "machine", "processor")
     for run in result.runs:
         made = ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
         # Runs that chose a rate keep nothing of this, nor do those that have not begun.
