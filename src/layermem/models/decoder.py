@@ -14,7 +14,7 @@ The forward of one layer, with the parts that a variant may replace marked:
 Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads, E head width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -53,21 +53,22 @@ from layermem.models.layers import (
 )
 from layermem.models.memories import (
     attends_as_it_forms,
-    begin_shared_buffer,
+    begin_routes,
     has_company,
     is_replaced,
 )
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
-from layermem.ops.route import Slot, SlotBuffer
+from layermem.ops.route import Shared, Slot, Slots
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
 
 
-Handed = tuple[Literal["slot", "lent"], int]
-"""What a layer hands to later ones: its slot, or what it attends to."""
+Handed = tuple[Literal["slot", "lent", "buffer"], int]
+"""What a layer hands to later ones: its slot, what it attends to, or the buffer that all share."""
+_BUFFER: Handed = ("buffer", 0)
 
 
 class Attention(nn.Module):
@@ -111,7 +112,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Inputs,
-        slots: tuple[Slot, ...] | SlotBuffer,
+        slots: tuple[Slot, ...] | Slots,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
@@ -121,8 +122,8 @@ class Attention(nn.Module):
         """Return (output, attention weights or None, *key and value of the slot handed on, *key and
         value that are lent).
 
-        ``slots`` are those of earlier layers, or what the lenders of this layer attend to. To a
-        buffer the own slot is appended, not returned.
+        ``slots`` are those of earlier layers, or what the lenders of this layer attend to. Where
+        layers share a buffer, what this one hands on of it is returned in place of a slot.
         """
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
         # Views [B, T, heads, E] -> [B, heads, T, E].
@@ -131,7 +132,7 @@ class Attention(nn.Module):
         own_slot: tuple[Tensor, ...] = ()
         if self.projected:
             key, value = self._project(key_input, value_input, by_head)
-            if isinstance(slots, SlotBuffer):
+            if isinstance(slots, Slots):
                 slots.append(key, value)
             else:
                 own_slot = self.store(key, value)
@@ -142,7 +143,9 @@ class Attention(nn.Module):
             if attended is not None:
                 return self.o_proj(attended.flatten(1)[:, None]), None
         key, value = self.memory(query, slots)
-        if self.hands_on == "read" and not isinstance(slots, SlotBuffer):
+        if isinstance(slots, Slots):
+            own_slot = slots.handed
+        elif self.hands_on == "read":
             own_slot = (key, value)
         if not self.borrows:
             query, key = rotate_both(query, key, *position_embeddings)
@@ -171,7 +174,7 @@ class Attention(nn.Module):
     def _attend_unformed(
         self,
         query: Tensor,
-        slots: tuple[Slot, ...] | SlotBuffer,
+        slots: tuple[Slot, ...] | Slots,
         mask: Any,
         kwargs: Mapping[str, Any],
     ) -> Tensor | None:
@@ -196,7 +199,7 @@ class Attention(nn.Module):
             and not (has_company(memory) or memory._forward_hooks)
         )
         if (
-            isinstance(slots, SlotBuffer)
+            isinstance(slots, Slots)
             or torch.compiler.is_compiling()
             or kwargs.get("position_bias") is not None
             or not (is_measured and is_one_token and is_sdpa and is_alike_for_heads and is_itself)
@@ -243,6 +246,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.sources: tuple[int, ...] = ()
         self.is_source = False
         self.lenders: tuple[int, ...] = ()
+        # How many layers below it have a slot.
+        self.place = layer_idx
         self.stream_grows = stream_grows
         self.self_attn = Attention(config, variant, layer_idx)
         self.mlp = MLP(config)
@@ -251,38 +256,42 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.attn_connection = variant.connection(config, layer_idx, "attention")
         self.mlp_connection = variant.connection(config, layer_idx, "mlp")
 
-    def reads(self, has_buffer: bool = False) -> list[Handed]:
-        """Return what it is given of earlier layers, in this order; slots in a buffer are not."""
+    def reads(self, routes: Shared | None = None) -> list[Handed]:
+        """Return what it is given of earlier layers, in this order."""
         if self.lenders:
             return [("lent", j) for j in self.lenders]
-        return [] if has_buffer else [("slot", j) for j in self.sources]
+        return [_BUFFER] if routes is not None else [("slot", j) for j in self.sources]
 
-    def hands_on(self, has_buffer: bool = False) -> list[Handed]:
+    def hands_on(self, routes: Shared | None = None) -> list[Handed]:
         """Return what it returns beside the state, in this order."""
-        slot: list[Handed] = [("slot", self.layer_idx)]
-        lent: list[Handed] = [("lent", self.layer_idx)]
-        return slot * (self.is_source and not has_buffer) + lent * self.self_attn.lends
+        lent: list[Handed] = [("lent", self.layer_idx)] * self.self_attn.lends
+        if routes is not None:
+            return [] if self.lenders else [_BUFFER, *lent]
+        return [("slot", self.layer_idx)] * self.is_source + lent
 
     def forward(
-        self, x: Tensor, *history: Tensor, slot_buffer: SlotBuffer | None = None, **kwargs: Any
+        self, x: Tensor, *history: Tensor, routes: Shared | None = None, **kwargs: Any
     ) -> tuple[Tensor, ...]:
         """Run the layer on (*state, *slots of ``sources``), all as single tensors.
 
         Returns (*state, *own slot). Of a state that grows (``Stream.grows``) only the first tensor
         and the new ones are returned, and of the own slot nothing unless a later layer reads it.
-        With a ``slot_buffer`` slots are read from it and appended to it, and are neither inputs nor
-        outputs. A layer that borrows is given what its ``lenders`` attend to in place of slots, and
-        one that lends returns what it attends to last. ``kwargs`` are those of attention.
+        With ``routes`` layers share a buffer, whose tensors stand in the place of slots. A layer
+        that borrows is given what its ``lenders`` attend to in place of slots, and one that lends
+        returns what it attends to last. ``kwargs`` are those of attention.
 
         An example: layer 2 of LIMe is called with (x, k_0, v_0, k_1, v_1), where x is the whole
-        state, and returns (x, k_2, v_2); with a buffer it is called with x and returns (x,).
+        state, and returns (x, k_2, v_2); with a buffer it is called with x and four tensors, and
+        returns as many.
         """
-        n_state = len(history) - 2 * len(self.reads(slot_buffer is not None))
-        state = (x, *history[:n_state])
-        slots: tuple[Slot, ...] | SlotBuffer = (
-            tuple(zip(history[n_state::2], history[n_state + 1 :: 2], strict=True))
-            if slot_buffer is None or self.lenders
-            else slot_buffer
+        buffered = routes is not None and not self.lenders
+        n_read = routes.handed_to(self.place) if buffered else 2 * len(self.reads())
+        n_state = len(history) - n_read
+        state, read = (x, *history[:n_state]), history[n_state:]
+        slots: tuple[Slot, ...] | Slots = (
+            routes.slots(self.place, read)
+            if buffered
+            else tuple(zip(read[::2], read[1::2], strict=True))
         )
 
         inputs, carry = self.attn_connection.read(state, self.input_layernorm)
@@ -293,13 +302,13 @@ class DecoderLayer(GradientCheckpointingLayer):
         inputs, carry = self.mlp_connection.read(state, self.post_attention_layernorm)
         x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
         new = new[n_state:] if self.stream_grows else new
-        return (x, *new, *(own_slot if self.is_source else ()), *lent)
+        return (x, *new, *(own_slot if self.is_source or buffered else ()), *lent)
 
 
 def run_layer(
     layer: DecoderLayer,
     state: tuple[Tensor, ...],
-    handed: dict[Handed, Slot],
+    handed: dict[Handed, tuple[Tensor, ...]],
     kwargs: Mapping[str, Any],
     *,
     grows: bool,
@@ -308,12 +317,13 @@ def run_layer(
 
     What it hands on itself is added. ``grows``: whether states grow (``Stream.grows``).
     """
-    has_buffer = "slot_buffer" in kwargs
-    read = (tensor for name in layer.reads(has_buffer) for tensor in handed[name])
+    routes = kwargs.get("routes")
+    read = (tensor for name in layer.reads(routes) for tensor in handed[name])
     x, *new = layer(*state, *read, **kwargs)
-    for name in reversed(layer.hands_on(has_buffer)):
-        *new, key, value = new
-        handed[name] = key, value
+    for name in reversed(layer.hands_on(routes)):
+        count = routes.handed_to(layer.place + 1) if name == _BUFFER else 2
+        n_others = len(new) - count
+        new, handed[name] = new[:n_others], tuple(new[n_others:])
     return (x, *state[1:], *new) if grows else (x, *new)
 
 
@@ -374,6 +384,7 @@ class Decoder(PreTrainedDecoder):
         for i, layer in enumerate(layers):
             layer.sources = self.variant.sources(self.config, i)
             layer.lenders = self.variant.lenders(self.config, i)
+            layer.place = sum(not earlier.lenders for earlier in layers[:i])
             _check_reads(layers, i)
         last_reader = {name: i for i, layer in enumerate(layers) for name in layer.reads()}
         # For each layer, what no layer after it reads.
@@ -452,9 +463,9 @@ class Decoder(PreTrainedDecoder):
             **kwargs,
         }
         state = self.stream.begin(embeds)
-        slot_buffer = self._begin_buffer(layers, embeds)
-        if slot_buffer is not None:
-            layer_kwargs["slot_buffer"] = slot_buffer
+        routes = self._begin_routes(layers, embeds, kwargs)
+        if routes is not None:
+            layer_kwargs["routes"] = routes
         cut_at = None
         if last_token_only and cache is not None and self._may_cut(mask, cache, kwargs):
             cut_at = self.without_cache_from
@@ -482,16 +493,9 @@ class Decoder(PreTrainedDecoder):
         They may where the state is the residual, all masks can be cut, and nobody looks at the
         layers' outputs, by a hook or as outputs of the model.
         """
-        looked_at = any(
-            kwargs.get(name) or getattr(self.config, name, False)
-            for name in ("output_hidden_states", "output_attentions")
-        )
-        of_cut: list[nn.Module] = [self, self.norm]
-        for layer in self.layers[self.without_cache_from :]:
-            of_cut += layer.modules()
-        looked_at = looked_at or any(
-            module._forward_hooks or module._forward_pre_hooks for module in of_cut
-        )
+        cut = self.layers[self.without_cache_from :]
+        looked_at = bool(self._forward_hooks or self._forward_pre_hooks)
+        looked_at = looked_at or self._is_looked_at(cut, kwargs)
         # Without a mask one query attends to all that there is, and a cache of a fixed length has
         # places that are empty.
         can_be_cut = isinstance(mask, Tensor) or (mask is None and not cache.is_compileable)
@@ -508,7 +512,8 @@ class Decoder(PreTrainedDecoder):
 
         From layer ``cut_at`` on, they run on the last token.
         """
-        handed: dict[Handed, Slot] = {}
+        routes = kwargs.get("routes")
+        handed: dict[Handed, tuple[Tensor, ...]] = {_BUFFER: routes.handed} if routes else {}
         for layer in layers:
             if layer.layer_idx == cut_at:
                 state = tuple(x[:, -1:] for x in state)
@@ -518,8 +523,10 @@ class Decoder(PreTrainedDecoder):
                 handed.pop(name, None)
         return state
 
-    def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
-        """Return the buffer that the layers of this forward share, if they may and do."""
+    def _begin_routes(
+        self, layers: Sequence[DecoderLayer], embeds: Tensor, kwargs: Mapping[str, Any]
+    ) -> Shared | None:
+        """Return the routes by which the layers of this forward share a buffer, if they do."""
         storing = [layer for layer in layers if not layer.lenders]
         for layer in storing:
             attention = layer.self_attn
@@ -533,7 +540,22 @@ class Decoder(PreTrainedDecoder):
             if attention.hands_on != "own" or not attention.projected:
                 return None
         memories = {layer.layer_idx: layer.self_attn.memory for layer in storing}
-        return begin_shared_buffer(layers, memories, embeds)
+        may_end_early = self._is_looked_at(layers, kwargs)
+        return begin_routes(memories, embeds, may_end_early=may_end_early)
+
+    def _is_looked_at(self, layers: Iterable[nn.Module], kwargs: Mapping[str, Any]) -> bool:
+        """Whether somebody gets what single layers return, by a hook or as outputs of the model.
+
+        Asked before layers run on the last token alone, and while a compiler traces.
+        """
+        return any(
+            kwargs.get(name) or getattr(self.config, name, False)
+            for name in ("output_hidden_states", "output_attentions")
+        ) or any(
+            module._forward_hooks or module._forward_pre_hooks
+            for part in (self.norm, *layers)
+            for module in part.modules()
+        )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -586,7 +608,7 @@ def _check_reads(layers: Sequence[DecoderLayer], i: int) -> None:
 def _check_route(layer: DecoderLayer) -> None:
     """Raise ``ValueError`` if a memory reads other layers than those whose slots it is handed.
 
-    In a buffer it finds the slots of all layers, and would read what as tensors it does not get.
+    In a buffer it finds the slots of all layers, also those that it is not handed otherwise.
     """
     memory = layer.self_attn.memory
     route = memory.as_route() if isinstance(memory, Memory) else None

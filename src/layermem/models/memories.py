@@ -5,7 +5,7 @@ adapter, and calls one of them. Analysis, metrics and pruning must read that one
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,25 +19,23 @@ from layermem.models.seams import (
     WeightsUnknown,
     weights_of_part,
 )
-from layermem.ops.route import SlotBuffer, begin_buffer
+from layermem.ops.route import Shared, begin
 
 
-def begin_shared_buffer(
-    layers: Iterable[nn.Module],
+def begin_routes(
     memories: Mapping[int, nn.Module | None],
     like: Tensor,
     part: Part | None = None,
-) -> SlotBuffer | None:
-    """Return a buffer for the slots of a forward, native or attached, or None.
+    *,
+    may_end_early: bool = True,
+) -> Shared | None:
+    """Return what the layers of a forward, native or attached, share a buffer by, or None.
 
-    ``memories`` are those of the layers that have slots, by layer. With a buffer each of these
-    appends its slot and its memory reads the buffer; with None slots are handed from layer to
-    layer. Layers share one if each runs once, if every memory but the first layer's is a route,
-    and if nothing else runs when a memory is called. ``ops.route.begin_buffer`` then decides by the
-    weights and by ``like``, a tensor of the forward. ``part``: as in ``weights_of_part``.
+    ``memories`` are those of the layers that have slots, by layer. Layers share a buffer if every
+    memory but the first layer's is a route, and if nothing else runs when a memory is called;
+    ``ops.route.begin`` then decides by the weights and by ``like``, a tensor of the forward.
+    ``part``: as in ``weights_of_part``.
     """
-    if any(map(runs_twice, layers)):
-        return None
     routers: list[tuple[Tensor, ...] | None] = []
     sources: list[tuple[int, ...]] = []
     # Slots of a buffer lie in the order of their layers, without those of layers that have none.
@@ -54,7 +52,7 @@ def begin_shared_buffer(
             routers.append(None)
         else:
             return None
-    return begin_buffer(routers, like, sources)
+    return begin(routers, sources, like, may_end_early=may_end_early)
 
 
 def runs_twice(layer: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from layermem.models.static_router import StaticRouter, learned_routers
-from layermem.ops.route.pruning import By, prune
+from layermem.ops.pruning import By, prune
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

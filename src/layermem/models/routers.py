@@ -23,7 +23,7 @@ from layermem.models.router_pruning import (
 )
 from layermem.models.seams import WeightsUnknown
 from layermem.models.static_router import StaticRouter, learned_routers
-from layermem.ops.route.pruning import By, check_options
+from layermem.ops.pruning import By, check_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

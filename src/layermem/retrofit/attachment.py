@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from layermem.models.memories import active_memories, begin_shared_buffer, runs_twice
+from layermem.models.memories import active_memories, begin_routes, runs_twice
 from layermem.models.seams import Part
 from layermem.retrofit.hosts import Host, ProjectionShape
 from layermem.retrofit.slots import (
-    BeginBuffer,
+    BeginRoutes,
     CheckpointedLayer,
     RunningForward,
     SlotLane,
@@ -156,31 +156,18 @@ class Attachment:
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""
         routers = [attention._modules.get(MEMORY) for attention in self.attentions]
-        begin = partial(begin_shared_buffer, self.layers, dict(enumerate(routers)))
-        lanes = self._new_lanes(
-            [partial(begin, part=part) for part in self.parts], defers=self._stays_whole()
-        )
-        return RunningForward(self, lanes)
+        begin = partial(begin_routes, dict(enumerate(routers)))
+        if any(map(runs_twice, self.layers)):
+            return self.begin_layer()
+        return self._with_lanes([partial(begin, part=part) for part in self.parts])
 
-    def begin_layer(self, *, defers: bool) -> RunningForward:
+    def begin_layer(self) -> RunningForward:
         """Return what stands for a forward while one layer runs by itself."""
-        return RunningForward(self, self._new_lanes([None] * len(self.parts), defers=defers))
+        return self._with_lanes([None] * len(self.parts))
 
-    def _new_lanes(self, begins: Sequence[BeginBuffer | None], *, defers: bool) -> list[SlotLane]:
-        return [SlotLane(self.sources, self.freed, begin, defers=defers) for begin in begins]
-
-    def _stays_whole(self) -> bool:
-        """Whether the weights of all routers are in memory throughout a forward and a backward.
-
-        FSDP gathers those of a layer when it runs, and frees them when it has run.
-        """
-        if torch.compiler.is_compiling():
-            return True
-        for attention in self.attentions[1:]:
-            for weight in attention.get_submodule(MEMORY).parameters():
-                if type(weight.data) is not Tensor or weight.untyped_storage().size() == 0:
-                    return False
-        return True
+    def _with_lanes(self, begins: Sequence[BeginRoutes | None]) -> RunningForward:
+        lanes = [SlotLane(self.sources, self.freed, begin) for begin in begins]
+        return RunningForward(self, lanes)
 
     def current(self, layer: int) -> RunningForward:
         """Return the forward that is running; raise ``RuntimeError`` if there is none."""

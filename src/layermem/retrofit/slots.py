@@ -20,35 +20,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layermem.ops.route import Slot, SlotBuffer, store
-from layermem.ops.route.deferred import pair_up
+from layermem.ops.route import Shared, Slot
 
 if TYPE_CHECKING:
     from layermem.retrofit.attachment import Attachment
 
 Router = Callable[[Tensor, Sequence[Slot]], Slot]
-BeginBuffer = Callable[[Tensor], SlotBuffer | None]
+BeginRoutes = Callable[[Tensor], Shared | None]
 
 
 class SlotLane:
     """The slots of one forward that are routed together: keys, values, or both.
 
     ``sources[l]`` are the earlier layers that layer l reads, ``freed[l]`` those whose slots no
-    layer after l reads. With ``defers`` the gradient of a slot is computed once for all layers that
-    read it, when its own layer's turn comes: by their weights, which must be there still.
+    layer after l reads. ``begin`` makes the routes by which layers share a buffer, if they may.
     """
 
     def __init__(
         self,
         sources: Sequence[Sequence[int]],
         freed: Sequence[Sequence[int]],
-        begin: BeginBuffer | None,
-        *,
-        defers: bool,
+        begin: BeginRoutes | None,
     ) -> None:
         self._sources, self._freed, self._begin = sources, freed, begin
-        self.defers = defers
-        self._buffer: SlotBuffer | None = None
+        self._routes: Shared | None = None
+        self._handed: tuple[Tensor, ...] = ()
         self.slots: dict[int, Slot] = {}
         # The slot of the last layer that ran, and the index of the next.
         self.last: Slot
@@ -61,13 +57,15 @@ class SlotLane:
     def read(self, layer: int, own: Slot, router: Router | None) -> Slot | None:
         """Keep the slot of a layer and return what its router reads; None without a router."""
         if layer == 0 and self._begin is not None:
-            self._buffer = self._begin(own[0])
-        if self._buffer is not None:
-            own = self._buffer.append(*own)
+            self._routes = self._begin(own[0])
+            self._handed = self._routes.handed if self._routes is not None else ()
+        if self._routes is not None:
+            buffered = self._routes.slots(layer, self._handed)
+            buffered.append(*own)
+            routed = router(own[0], buffered) if router is not None else None
+            self._handed = buffered.handed
             self.next_layer += 1
-            return router(own[0], self._buffer) if router is not None else None
-        if self.defers:
-            own = store(*own)
+            return routed
         earlier = self.history(layer)
         self.keep(layer, own)
         if router is None:
@@ -163,13 +161,11 @@ class CheckpointedLayer:
         """Checkpoint ``function(*args)``, the forward of the layer, and keep its slots."""
         forward = self.attachment.current(self.layer)
         history = [slot for lane in forward.lanes for slot in lane.history(self.layer)]
-        run = _LayerRun(
-            self.attachment, self.layer, function, len(args), defers=forward.lanes[0].defers
-        )
+        run = _LayerRun(self.attachment, self.layer, function, len(args))
         tensors = [tensor for slot in history for tensor in slot]
         outputs = self.checkpoint(run, *args, *tensors, *self._anchor((*args, *tensors)))
         own = outputs[run.n_outputs :]
-        for lane, slot in zip(forward.lanes, pair_up(own), strict=True):
+        for lane, slot in zip(forward.lanes, _pairs(own), strict=True):
             lane.keep(self.layer, slot)
         return outputs[: run.n_outputs] if run.is_tuple else outputs[0]
 
@@ -196,17 +192,15 @@ class _LayerRun:
         layer: int,
         function: Callable[..., Any],
         n_args: int,
-        *,
-        defers: bool,
     ) -> None:
         self.attachment, self.layer, self.function = attachment, layer, function
-        self.n_args, self.defers = n_args, defers
+        self.n_args = n_args
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        forward = self.attachment.begin_layer(defers=self.defers)
+        forward = self.attachment.begin_layer()
         lanes = forward.lanes
         sources = self.attachment.sources[self.layer]
-        slots = iter(pair_up(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
+        slots = iter(_pairs(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
         for lane in lanes:
             lane.resume(self.layer, {j: next(slots) for j in sources})
         with entered(forward):
@@ -215,3 +209,7 @@ class _LayerRun:
         outputs = output if self.is_tuple else (output,)
         self.n_outputs = len(outputs)
         return (*outputs, *(tensor for lane in lanes for tensor in lane.last))
+
+
+def _pairs(tensors: Sequence[Tensor]) -> list[Slot]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))

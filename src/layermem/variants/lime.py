@@ -56,7 +56,7 @@ from layermem.models.seams import (
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.models.static_router import Grain, StaticRouter, check_sources
 from layermem.ops.lent_attention import attend_to_routed, exchange_pays
-from layermem.ops.route import Slot, route, store
+from layermem.ops.route import Slot, route
 
 RECIPE: Mapping[str, Any] = MappingProxyType(
     {"router_shares_kv": False, "router_init": "value_residual", "router_grain": "layer"}
@@ -458,10 +458,6 @@ class Lime(Variant[LimeConfig]):
             return super().memory(config, layer_idx)
         sources = lenders or (*cls.sources(config, layer_idx), layer_idx)
         return make_router(config, config.num_key_value_heads, sources, layer_idx)
-
-    @classmethod
-    def store(cls, key: Tensor, value: Tensor) -> Slot:
-        return store(key, value)
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:
