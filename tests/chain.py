@@ -1,63 +1,72 @@
-"""A chain of layers that route, as a model has it, for tests of buffers."""
+"""A chain of layers that route, as a model has it, for tests of the buffer that layers share."""
 
 import torch
 from torch import nn
 
-from layermem.ops.route import naive
-from layermem.ops.route.groups import GroupBuffer
+from layermem.ops import route as room
 
 HEADS = 3
-# Without gradients, tokens enough for groups to be used.
-MANY = 600
 
 
 class Depth(nn.Module):
-    """A chain as a model has it: every layer keeps a slot, and all but some route the slots so far.
+    """Every layer has a slot, and all but some route the slots that they read.
 
-    ``group_size`` None: by ``naive.route``. ``rows`` of each weight: those of heads, or one.
+    ``rows`` of each weight: those of heads, or one. ``run`` calls a layer, as a checkpoint does.
     """
 
-    buffer = GroupBuffer
-
-    def __init__(self, depth=7, width=5, heads=HEADS, without=(0,), apart=(), rows=None):
+    def __init__(
+        self, depth=7, width=5, heads=HEADS, without=(0,), apart=(), rows=None, sources=None
+    ):
         super().__init__()
         rows = rows or heads
         torch.manual_seed(0)
         self.width, self.heads = width, heads
-        inner = heads * width
+        self.sources = sources or [range(i + 1) for i in range(depth)]
+        inner, depth = heads * width, len(self.sources)
         self.keys = nn.ModuleList(nn.Linear(inner, inner) for _ in range(depth))
         self.values = nn.ModuleList(nn.Linear(inner, inner) for _ in range(depth))
-        self.weights = nn.ParameterDict(
-            {
-                str(i): torch.randn(rows, rows * (i + 1)) / (i + 1)
-                for i in range(depth)
-                if i not in without
-            }
-        )
+
+        def draw(i):
+            return torch.randn(rows, rows * len(self.sources[i])) / (i + 1)
+
+        self.weights = nn.ParameterDict({str(i): draw(i) for i in range(depth) if i not in without})
         # Layers whose values have a router of their own.
-        self.value_weights = nn.ParameterDict(
-            {str(i): torch.randn(rows, rows * (i + 1)) / (i + 1) for i in apart}
-        )
+        self.value_weights = nn.ParameterDict({str(i): draw(i) for i in apart})
         # Float64 unless a test says otherwise: two orders of one sum differ, a mistake more.
         self.double()
 
-    def forward(self, x, group_size=None, all_layers=False):
+    def routers(self):
         names = map(str, range(len(self.keys)))
-        routers = [(self.weights.get(i), self.value_weights.get(i)) for i in names]
-        routers = [tuple(w for w in router if w is not None) or None for router in routers]
-        slots = [] if group_size is None else self.buffer(routers, group_size)
-        outputs = []
-        for i, router in enumerate(routers):
-            key, value = (
-                p(x).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
-                for p in (self.keys[i], self.values[i])
-            )
-            slots.append(key, value) if group_size else slots.append((key, value))
-            key, value = slots[-1]
-            if router is not None:
-                key, value = slots.route(*router) if group_size else naive.route(slots, *router)
-            # Autograd saves both of them, as attention does.
-            x = x + torch.tanh(key * (2 + value)).transpose(1, 2).flatten(2)
+        both = [(self.weights.get(i), self.value_weights.get(i)) for i in names]
+        return [tuple(w for w in router if w is not None) or None for router in both]
+
+    def layer(self, i, x, shared, *given):
+        """Return (x, *what the layer hands on): its slot, or what it hands on of the buffer."""
+        router = self.routers()[i]
+        key, value = (
+            p(x).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
+            for p in (self.keys[i], self.values[i])
+        )
+        if shared is not None:
+            slots = shared.slots(i, given)
+            slots.append(key, value)
+        else:
+            slots = [*zip(given[::2], given[1::2], strict=True), (key, value)]
+        own = key, value
+        if router is not None:
+            key, value = room.route(slots, *router)
+        # Autograd saves both of them, as attention does.
+        x = x + torch.tanh(key * (2 + value)).transpose(1, 2).flatten(2)
+        return x, *(own if shared is None else slots.handed)
+
+    def forward(self, x, shares=True, all_layers=False, run=None, **options):
+        shared = room.begin(self.routers(), self.sources, x, **options) if shares else None
+        handed, slots, outputs = shared.handed if shared else (), [], []
+        for i, own in enumerate(self.sources):
+            given = handed if shared else [t for j in own if j < i for t in slots[j]]
+            arguments = i, x, shared, *given
+            x, *handed = run(self.layer, *arguments) if run else self.layer(*arguments)
+            slots.append(handed)
             outputs.append(x)
         return outputs if all_layers else x
 
@@ -71,13 +80,15 @@ def tensors_of(model, x):
     return [t for t in (x, *model.parameters()) if t.requires_grad]
 
 
-def outcome(model, x, group_size):
-    """Return output and all gradients."""
-    y = model(x, group_size)
-    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors_of(model, x))]
+def outcome(model, x, shares=True, of=None, **options):
+    """Return output and all gradients; ``of`` is the model whose parameters are meant."""
+    y = model(x, shares, **options)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors_of(of or model, x))]
 
 
 def assert_same(got, expected):
     for a, b in zip(got, expected, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        torch.testing.assert_close(a, b)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype and a.shape == b.shape
+            torch.testing.assert_close(a, b)
