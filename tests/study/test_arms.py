@@ -10,7 +10,7 @@ from recorded import SIZES
 import layermem
 from layermem.models.registry import variants
 from layermem_bench.config.named_options import parse_options
-from layermem_bench.config.run import Regularizer, Run, Teacher
+from layermem_bench.config.run import Run, Teacher
 from layermem_bench.config.run_identity import run_id
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.presets import get_preset
@@ -236,13 +236,8 @@ def test_a_board_makes_what_its_runs_need_first(tmp_path):
     assert not made_up.begun
 
 
-@pytest.mark.parametrize(
-    "added",
-    [{"teacher": Teacher(model="big")}, {"regularizer": Regularizer(penalty="seq_vcr")}],
-    ids=["teacher", "penalty"],
-)
-def test_what_timed_steps_leave_out_is_refused_at_equal_time(added):
-    board = board_of(replace(get_preset("tiny-lm"), **added), "plain,lime")
+def test_what_timed_steps_leave_out_is_refused_at_equal_time():
+    board = board_of(replace(get_preset("tiny-lm"), teacher=Teacher(model="big")), "plain,lime")
     study_of_variants([board], (0,), ("tokens",))
     with pytest.raises(ValueError, match="in its loss, and steps are timed without"):
         study_of_variants([board], (0,), ("tokens", "time"))

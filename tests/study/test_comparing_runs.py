@@ -10,7 +10,7 @@ from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task, Teacher
+from layermem_bench.config.run import Compute, Data, Model, Optim, Task, Teacher
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
@@ -124,20 +124,6 @@ def test_other_code_of_plugins_is_named(tmp_path, caplog):
     found = compared(tmp_path, *(tmp_path / f"s{seed}" for seed in range(3)))
     assert "s0 and" in caplog.text and "s2 were trained with other code of plugins" in caplog.text
     assert "Not all of them were made with the same versions" in runs_table(found).caption
-
-
-def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
-    penalty = Regularizer(penalty="seq_vcr")
-    runs = [
-        record(tmp_path / "a", compute=Compute(micro_batch=8)),
-        record(tmp_path / "b", compute=Compute(micro_batch=8), regularizer=penalty),
-        record(tmp_path / "c", compute=Compute(micro_batch=4), regularizer=penalty, seed=1),
-    ]
-    assert arms_of(compared(tmp_path, *runs)) == {
-        "lime": ["a"],
-        "lime:micro_batch=8:penalty=seq_vcr": ["b"],
-        "lime:micro_batch=4:penalty=seq_vcr": ["c"],
-    }
 
 
 def test_teachers_tell_arms_apart(tmp_path):

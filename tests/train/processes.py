@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from forked import leave
-from single_runs import layout_run, long_run, penalized_run, taught_run
+from single_runs import layout_run, long_run, taught_run
 from small_run import UNEVEN, a_run, curve, rewound
 from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
@@ -206,21 +206,6 @@ def hanging(folder):
     return said
 
 
-def penalized(folder):
-    """A run with a penalty, each way, and resumed in another way than begun."""
-    root, run = folder / "penalized", penalized_run(folder)
-    ways = {
-        "ddp": run.compute,
-        "fsdp": replace(run.compute, shard=True),
-        "keeping": replace(run.compute, shard=True, keep_whole="all", micro_batch=2),
-    }
-    for way, compute in ways.items():
-        train(replace(run, compute=compute), root / way)
-    for begun, way in (("one", "fsdp"), ("fsdp", "ddp")):
-        rewound_by_one(root / begun, root / f"{begun}-{way}")
-        train(replace(run, compute=ways[way]), root / f"{begun}-{way}", resume=True)
-
-
 def taught(folder):
     run = taught_run(folder)
     for way, shard in (("ddp", False), ("fsdp", True)):
@@ -269,7 +254,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
     probes = (
-        *(copied, sharded, solving, long, layouts, background, penalized, taught),
+        *(copied, sharded, solving, long, layouts, background, taught),
         *(hanging, generating),
     )
     seen = {probe.__name__: probe(folder) for probe in probes}

@@ -21,7 +21,7 @@ from layermem.models.number_ranges import (
 from layermem_bench.config.host import Host, check_run
 from layermem_bench.config.named_options import check_options, merged, parse_options
 from layermem_bench.config.records import Records, check_records
-from layermem_bench.config.run_identity import run_id
+from layermem_bench.config.run_identity import FORMER, run_id
 from layermem_bench.config.task import Task
 from layermem_bench.config.typed_dicts import check_unused, checked, from_dict, to_dict
 
@@ -201,34 +201,6 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regularizer:
-    """A penalty that is added to the loss of every training step; validation is without it."""
-
-    penalty: Literal["seq_vcr"] | None = None
-    """"seq_vcr": Seq-VCR, which keeps the last hidden states of different sequences apart (arXiv
-    2411.02344). Covariances are over the sequences that a process computes at once, so that
-    compute.micro_batch changes them. None: no penalty."""
-    variance_weight: float = number(1.0, at_least(0))
-    """Weight of the term that asks each feature to vary over sequences."""
-    covariance_weight: float = number(0.004, at_least(0))
-    """Weight of the term that asks features to vary independently."""
-    width: int = number(2048, at_least(2))
-    """Features that hidden states are projected to, by a matrix that is trained with the model and
-    is no part of it."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "regularizer.")
-        if self.penalty is None:
-            why = "a run with a penalty, and regularizer.penalty is off: add it (seq_vcr), or "
-            check_unused(self, "regularizer.", why)
-        if self.variance_weight == self.covariance_weight == 0:
-            raise ValueError(
-                "regularizer.variance_weight and covariance_weight are both 0, so that there is no "
-                "penalty: leave regularizer.penalty out, or make one positive"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Teacher:
     """A model whose predictions a run learns beside its text or problems (distillation); validation
     is without it."""
@@ -249,9 +221,8 @@ class Teacher:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How the run is carried out; except for rounding this does not change what is computed, but
-    for micro_batch where there is a penalty (--regularizer.penalty). With another precision it is
-    another run."""
+    """How the run is carried out; except for rounding this does not change what is computed. With
+    another precision it is another run."""
 
     micro_batch: int = number(32, at_least(1))
     """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
@@ -346,8 +317,6 @@ class Run:
     """Generated problems in place of text."""
     optim: Optim = field(default_factory=Optim)
     """Optimizer and learning-rate schedule."""
-    regularizer: Regularizer = field(default_factory=Regularizer)
-    """Penalty added to the loss."""
     teacher: Teacher = field(default_factory=Teacher)
     """Model whose predictions are learnt too."""
     host: Host = field(default_factory=Host)
@@ -391,18 +360,18 @@ class Run:
             )
 
     @property
-    def added_loss(self) -> str | None:
-        """The teacher or the penalty that training adds to the loss of the labels."""
-        return self.teacher.model or self.regularizer.penalty
-
-    @property
     def id(self) -> str:
         """What stands for what the run trains and records, and not for how (``run_identity``)."""
         return run_id(self)
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:
-    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults."""
+    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults.
+
+    Parts that runs of earlier versions have are left out where they were off.
+    """
+    if isinstance(values, Mapping):
+        values = {k: v for k, v in values.items() if k not in FORMER or v != FORMER[k]}
     return from_dict(Run, values, "")
 
 
@@ -413,7 +382,6 @@ __all__ = [
     "Model",
     "Optim",
     "Records",
-    "Regularizer",
     "Run",
     "Task",
     "checked",

@@ -183,9 +183,9 @@ class Study(OfPaper):
         if len(set(names)) < len(names):
             raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
         for board in self.boards if "time" in self.conditions else ():
-            if board.base.added_loss is not None:
+            if board.base.teacher.model is not None:
                 raise ValueError(
-                    f"{board.name} has {board.base.added_loss} in its loss, and steps are timed "
+                    f"{board.name} has {board.base.teacher.model} in its loss, and steps are timed "
                     "without: compare the arms under other --conditions than time, or leave it out"
                 )
 

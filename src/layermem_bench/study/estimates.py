@@ -70,7 +70,7 @@ class Estimate:
     """Hours of one thread, or of the GPU, of the runs that are still to come."""
     basis: Basis
     without: str | None
-    """The teacher or the penalty that steps are timed and counted without."""
+    """The teacher that steps are timed and counted without."""
 
 
 def is_recorded(state: RunRecord) -> bool:
@@ -216,7 +216,7 @@ def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunReco
         else None,
         hours=sum(_seconds(p.run, seconds[p.arm]) for p in missing) / 3600,
         basis=basis,
-        without=board.base.added_loss,
+        without=board.base.teacher.model,
     )
 
 

@@ -267,7 +267,7 @@ def _describe(changes: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def check_micro_batches(
-    checkpoint: Path, run: Run, config: PreTrainedConfig, args: TrainingArguments
+    checkpoint: Path, config: PreTrainedConfig, args: TrainingArguments
 ) -> None:
     """Raise if other processes or micro-batches would change more than rounding."""
     ours = args.world_size, args.train_batch_size
@@ -280,12 +280,6 @@ def check_micro_batches(
             f"{checkpoint} was written by {theirs[0]} processes with micro-batches of {theirs[1]} "
             f"sequences, now there are {ours[0]} with {ours[1]}: {name} ({share}) draws its random "
             "numbers by both; resume it with the processes and the micro-batch it began with"
-        )
-    if run.regularizer.penalty and ours[1] != theirs[1]:
-        raise ValueError(
-            f"{checkpoint} was written with micro-batches of {theirs[1]} sequences, now they have "
-            f"{ours[1]}: regularizer.penalty={run.regularizer.penalty} is computed over each "
-            "micro-batch; resume it with the one it began with (--compute.micro_batch)"
         )
 
 

@@ -127,10 +127,6 @@ def check_sharing(run: Run, config: Any) -> None:
             f"{begin} with attention_dropout={config.attention_dropout}: processes of one seed "
             f"would drop the same weights of different heads; set it to 0, or {mend}"
         )
-    if run.regularizer.penalty:
-        raise ValueError(
-            f"{begin} with regularizer.penalty={run.regularizer.penalty} is not supported: {mend}"
-        )
 
 
 def check_router_lr(run: Run) -> None:
@@ -181,22 +177,6 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
     # Processes with sequences of their own.
     readers = copies * shards
     micro = sequences_at_once(run, readers)
-    if run.regularizer.penalty and micro < 2:
-        raise ValueError(
-            f"regularizer.penalty={run.regularizer.penalty} needs a covariance over at least 2 "
-            f"sequences, and a process computes {micro} at once: raise compute.micro_batch "
-            f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {readers} "
-            "processes)"
-        )
-    fewer = micro < min(compute.micro_batch, optim.batch_size)
-    # A run that goes on is compared with what it began with.
-    if run.regularizer.penalty and fewer and not folder.complete_checkpoints():
-        raise ValueError(
-            f"regularizer.penalty={run.regularizer.penalty} is a covariance over the sequences "
-            f"that a process computes at once: of {readers} processes each computes {micro}, and "
-            f"compute.micro_batch={compute.micro_batch} names another penalty: set "
-            f"compute.micro_batch={micro}, also in the runs that this one is compared with"
-        )
     in_bfloat16 = uses_bfloat16(compute.precision)
     if in_bfloat16 and not torch.cuda.is_available() and not multiplies_bfloat16():
         logger.warning(

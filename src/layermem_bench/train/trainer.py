@@ -35,7 +35,6 @@ from layermem_bench.train.learning import Learning
 from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem_bench.train.processes import check_processes_agree
 from layermem_bench.train.progress import RunProgress, open_wandb_run
-from layermem_bench.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
 from layermem_bench.train.sequences import order_of
 from layermem_bench.train.setup import training_arguments
 from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
@@ -84,20 +83,16 @@ class Trainer(transformers.Trainer):
         splits = {"training": train_data, "validation": validation_data}
         precision = "bfloat16" if args.bf16 else "float32"
         self._origin = checkpoints.describe_origin(run, splits, precision)
-        self._penalty: SeqVCR | None = None
         self._teacher: Distillation | None = None
         # Of a step whose loss has more terms.
         self._own_loss: Tensor | None = None
         flops_per_token = metrics.training_flops(model, round(train_data.length))
-        if run.regularizer.penalty is not None:
-            self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
-            flops_per_token += 3 * self._penalty.flops_per_token(args.train_batch_size)
         if run.teacher.model is not None:
             self._teacher = Distillation(
                 run.teacher, learning.tokenizer, model.config.vocab_size, args
             )
             flops_per_token += self._teacher.flops_per_token(round(train_data.length))
-        self._logged_means = [term.means for term in (self._penalty, self._teacher) if term]
+        self._logged_means = [self._teacher.means] if self._teacher else []
         peak = metrics.peak_flops(args.device)
         self._step_cost = metrics.StepCost(
             tokens=run.optim.batch_size * train_data.length,
@@ -152,7 +147,7 @@ class Trainer(transformers.Trainer):
         check_processes_agree({"checkpoint to go on from": name, **self._origin})
         if checkpoint:
             checkpoints.check_origin(checkpoint, self._origin, self.model.config)
-            checkpoints.check_micro_batches(checkpoint, self.run, self.model.config, self.args)
+            checkpoints.check_micro_batches(checkpoint, self.model.config, self.args)
         if self.is_world_process_zero():
             self.folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
             if checkpoint:
@@ -165,13 +160,12 @@ class Trainer(transformers.Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         tracked = "wandb" in self.run.track and self.is_world_process_zero()
-        penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
         room: AbstractContextManager[None] = nullcontext()
         if self.run.compute.compile:
             # Sharded, each layer is compiled by itself: all are of one code.
             room = room_to_compile(self.model.config.get_text_config().num_hidden_layers)
         track = open_wandb_run(self.folder) if tracked else nullcontext()
-        with track, penalty or nullcontext(), room:
+        with track, room:
             try:
                 return super().train(*args, **kwargs)
             finally:
@@ -220,7 +214,7 @@ class Trainer(transformers.Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
         self.finite.add_loss(loss)
-        # Rows have the loss itself, so that runs with and without a penalty can be compared.
+        # Rows have the loss itself, so that runs with and without a teacher can be compared.
         return loss if self._own_loss is None else self._own_loss
 
     def compute_loss(
@@ -242,10 +236,6 @@ class Trainer(transformers.Trainer):
             if chunk := self._loss_chunk(inputs):
                 inputs = {**inputs, "loss_chunk": chunk}
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            self._own_loss = None if self._penalty is None else loss.detach()
-        if self._penalty is not None:
-            micro_batches = self.current_gradient_accumulation_steps
-            loss = loss + self._penalty.penalty(inputs["labels"], micro_batches)
         return loss
 
     def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
@@ -381,15 +371,13 @@ class Trainer(transformers.Trainer):
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(checkpoint, model)
-        if self._penalty:
-            self._penalty.load(Path(checkpoint))
         for means in self._logged_means:
             means.load(Path(checkpoint), self.args)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise where transformers warns: the checkpoint must hold exactly the model's weights."""
         tied = self.model._tied_weights_keys if self.model.config.tie_word_embeddings else ()
-        missing = sorted(model_names(load_result.missing_keys) - set(tied or ()))
+        missing = sorted(set(load_result.missing_keys) - set(tied or ()))
         if missing or load_result.unexpected_keys:
             raise ValueError(
                 f"{self._resumed_from} does not hold the model's weights: missing are "
@@ -403,14 +391,6 @@ class Trainer(transformers.Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        folder = Path(output_dir or self.args.output_dir)
-        if self._penalty is None:
-            super()._save(output_dir, state_dict)
-        else:
-            state = self.model.state_dict() if state_dict is None else state_dict
-            of_model, of_penalty = split_state(state)
-            super()._save(output_dir, of_model)
-            if self.args.should_save:
-                save_weight(of_penalty, folder)
+        super()._save(output_dir, state_dict)
         # A pickled file; config.yaml holds everything that is in it.
-        (folder / "training_args.bin").unlink(missing_ok=True)
+        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
