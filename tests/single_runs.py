@@ -2,7 +2,6 @@
 
 from small_run import UNEVEN, a_run, curve
 
-from layermem_bench.config.run import Teacher
 from layermem_bench.train.run import train
 
 
@@ -14,15 +13,6 @@ def long_run(folder):
 
 def layout_run(folder):
     return a_run(folder, keep=9, model={"tie_word_embeddings": True})
-
-
-def taught_run(folder):
-    """A run with a teacher, and labels that are not as many in every sequence."""
-    teacher = a_run(folder, variant="plain", max_steps=2)
-    final = folder / "teacher" / "final"
-    if not final.exists():
-        train(teacher, final.parent)
-    return a_run(folder, **UNEVEN, compute={"micro_batch": 2}, teacher=Teacher(model=str(final)))
 
 
 def heads_run(folder, **compute):
@@ -41,5 +31,4 @@ def train_alone(folder):
         curves[precision] = curve(train(run, folder / precision))
     train(long_run(folder), folder / "long" / "one")
     train(layout_run(folder), folder / "layouts" / "one")
-    train(taught_run(folder), folder / "taught" / "one")
     return curves

@@ -180,8 +180,6 @@ def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
         (5, "arithmetic", 5),
         # What goes on from a model of others is read as that model is.
         (5, "of others", 5),
-        # A teacher of others has taught it, in blocks of ours.
-        (5, "taught", 6),
         # Kept apart, documents have nothing before them from which their first token is learnt.
         (5, "isolated", None),
     ],
@@ -193,12 +191,12 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
     run = None
     if task == "isolated":
         run = a_run(tmp_path, data={"isolate_documents": True})
-    elif task not in ("no run", "of others", "taught"):
+    elif task not in ("no run", "of others"):
         run = a_run(tmp_path, task=Task(name=task))
     config = transformers.LlamaConfig(**TINY)
-    if task in ("of others", "taught"):
-        base = {"before": "org/base"} if task == "of others" else {"taught_by": ("org/base",)}
-        write_lineage(config, Lineage(**base, stages=(stage_of(a_run(tmp_path), ()),)))
+    if task == "of others":
+        stages = (stage_of(a_run(tmp_path), ()),)
+        write_lineage(config, Lineage(before="org/base", stages=stages))
     config.save_pretrained(tmp_path)
     lineage = checkpoints._lineage_of(tmp_path)
     checkpoint = Checkpoint(
@@ -207,7 +205,7 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
         tokenizer=Ids(),
         run=run,
         text=checkpoints._text_of(run, lineage),
-        goes_on=checkpoints._goes_on(run, lineage),
+        goes_on=checkpoints._goes_on(lineage),
     )
     assert checkpoint.predecessor == expected
     assert checkpoint.goes_on == (task == "of others")

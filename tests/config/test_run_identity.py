@@ -11,7 +11,7 @@ import yaml
 
 from layermem_bench.config.host import Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Run, Task, Teacher, run_from_dict
+from layermem_bench.config.run import Compute, Data, Model, Optim, Run, Task, run_from_dict
 from layermem_bench.config.run_identity import (
     DECIDES,
     DECIDES_WHERE,
@@ -28,7 +28,6 @@ LABELS = Records(source="r.tsv")
 # Runs in which a field may have another value than its default's.
 BASES = {
     "task": Run(task=Task(name="mqar", repeated=4, repeats=2)),
-    "teacher.weight": Run(teacher=Teacher(model="m")),
     "host": Run(**HOST),
     "records": Run(**HOST, records=LABELS),
     "compute.checkpoint_every": Run(compute=Compute(checkpoint_activations=True)),

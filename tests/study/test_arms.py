@@ -10,10 +10,9 @@ from recorded import SIZES
 import layermem
 from layermem.models.registry import variants
 from layermem_bench.config.named_options import parse_options
-from layermem_bench.config.run import Run, Teacher
+from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import run_id
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.presets import get_preset
 from layermem_bench.study import boards
 from layermem_bench.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
@@ -234,10 +233,3 @@ def test_a_board_makes_what_its_runs_need_first(tmp_path):
     with pytest.raises(ValueError, match="there is no text"):
         carry_out(study_of_variants([board], (0,), ("tokens",)), tmp_path, launcher=made_up)
     assert not made_up.begun
-
-
-def test_what_timed_steps_leave_out_is_refused_at_equal_time():
-    board = board_of(replace(get_preset("tiny-lm"), teacher=Teacher(model="big")), "plain,lime")
-    study_of_variants([board], (0,), ("tokens",))
-    with pytest.raises(ValueError, match="in its loss, and steps are timed without"):
-        study_of_variants([board], (0,), ("tokens", "time"))

@@ -10,7 +10,7 @@ from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Task, Teacher
+from layermem_bench.config.run import Compute, Data, Model, Optim, Task
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
@@ -124,32 +124,6 @@ def test_other_code_of_plugins_is_named(tmp_path, caplog):
     found = compared(tmp_path, *(tmp_path / f"s{seed}" for seed in range(3)))
     assert "s0 and" in caplog.text and "s2 were trained with other code of plugins" in caplog.text
     assert "Not all of them were made with the same versions" in runs_table(found).caption
-
-
-def test_teachers_tell_arms_apart(tmp_path):
-    runs = [
-        record(tmp_path / "a"),
-        record(tmp_path / "b", teacher=Teacher(model="big")),
-        record(tmp_path / "c", teacher=Teacher(model="big", weight=0.9)),
-    ]
-    assert arms_of(compared(tmp_path, *runs)) == {
-        "lime": ["a"],
-        "lime:teacher=big": ["b"],
-        "lime:teacher=big at 0.9": ["c"],
-    }
-    taught = [
-        record(tmp_path / f"s{i}", seed=i, teacher=Teacher(model="big"), about={"teacher": f"{i}"})
-        for i in range(2)
-    ]
-    with pytest.raises(ValueError, match="trained by different weights of big under one config"):
-        compared(tmp_path, *taught)
-    # Arms too: the teacher was made anew between them.
-    arms = [
-        record(tmp_path / v, variant=v, teacher=Teacher(model="big"), about={"teacher": v})
-        for v in ("plain", "lime")
-    ]
-    with pytest.raises(ValueError, match="were taught by different weights of big"):
-        compared(tmp_path, *arms)
 
 
 def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):

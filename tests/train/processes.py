@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from forked import leave
-from single_runs import layout_run, long_run, taught_run
+from single_runs import layout_run, long_run
 from small_run import UNEVEN, a_run, curve, rewound
 from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
@@ -206,13 +206,6 @@ def hanging(folder):
     return said
 
 
-def taught(folder):
-    run = taught_run(folder)
-    for way, shard in (("ddp", False), ("fsdp", True)):
-        compute = replace(run.compute, shard=shard)
-        train(replace(run, compute=compute), folder / "taught" / way)
-
-
 def counting():
     """Have the collectives of a run's second step counted, and their bytes."""
     sent = Sent()
@@ -254,7 +247,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
     probes = (
-        *(copied, sharded, solving, long, layouts, background, taught),
+        *(copied, sharded, solving, long, layouts, background),
         *(hanging, generating),
     )
     seen = {probe.__name__: probe(folder) for probe in probes}

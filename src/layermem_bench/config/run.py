@@ -14,7 +14,6 @@ from layermem.models.number_ranges import (
     SHARE,
     at_least,
     below,
-    between,
     check_numbers,
     number,
 )
@@ -23,7 +22,7 @@ from layermem_bench.config.named_options import check_options, merged, parse_opt
 from layermem_bench.config.records import Records, check_records
 from layermem_bench.config.run_identity import FORMER, run_id
 from layermem_bench.config.task import Task
-from layermem_bench.config.typed_dicts import check_unused, checked, from_dict, to_dict
+from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
 
 STABLE = "warmup_stable_decay"
 """The schedule under which a run can be extended."""
@@ -201,25 +200,6 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher:
-    """A model whose predictions a run learns beside its text or problems (distillation); validation
-    is without it."""
-
-    model: str | None = None
-    """Folder of a saved model with the run's tokenizer, or a hub name; None: no teacher. It is
-    trained no further, and every process holds it."""
-    weight: float = number(0.5, between(0, 1))
-    """Share of the loss that is the divergence of the model's predictions from the teacher's, in
-    nats a label; the rest is the loss itself, which rows and validation have alone."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "teacher.")
-        if self.model is None:
-            why = "a run with a teacher, and teacher.model is not given: add it, or "
-            check_unused(self, "teacher.", why)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Compute:
     """How the run is carried out; except for rounding this does not change what is computed. With
     another precision it is another run."""
@@ -317,8 +297,6 @@ class Run:
     """Generated problems in place of text."""
     optim: Optim = field(default_factory=Optim)
     """Optimizer and learning-rate schedule."""
-    teacher: Teacher = field(default_factory=Teacher)
-    """Model whose predictions are learnt too."""
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
     records: Records = field(default_factory=Records)
@@ -337,27 +315,6 @@ class Run:
             )
         check_run(self)
         check_records(self)
-        self._check_teacher()
-
-    def _check_teacher(self) -> None:
-        """Raise where a teacher cannot be heard, or what is asked has no effect beside it."""
-        if self.teacher.model is None:
-            return
-        begin = f"teacher.model={self.teacher.model}"
-        if self.records.source is not None:
-            raise ValueError(
-                f"{begin} is of runs on text or problems, not on records: leave it out"
-            )
-        if self.compute.tensor > 1:
-            raise ValueError(
-                f"{begin} with compute.tensor={self.compute.tensor} is not supported: leave one out"
-            )
-        if self.compute.loss_chunk:
-            raise ValueError(
-                f"compute.loss_chunk={self.compute.loss_chunk} has no effect with {begin}, since "
-                "all predictions of a micro-batch are compared with its own: leave it out, and "
-                "lower compute.micro_batch where memory is short"
-            )
 
     @property
     def id(self) -> str:

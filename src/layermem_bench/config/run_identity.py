@@ -54,8 +54,6 @@ DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     # Runs that were recorded before these fields have no others.
     "data.mixture": lambda run: bool(run.data.mixture),
     "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
-    "teacher.model": lambda run: run.teacher.model is not None,
-    "teacher.weight": lambda run: run.teacher.model is not None,
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }
@@ -89,6 +87,7 @@ FORMER: Mapping[str, Mapping[str, Any]] = {
         "covariance_weight": 0.004,
         "width": 2048,
     },
+    "teacher": {"model": None, "weight": 0.5},
 }
 """Parts that runs of earlier versions have, as they were where they were off."""
 # What they add to the id of every run, so that runs recorded with them keep theirs.

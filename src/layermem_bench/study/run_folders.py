@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from layermem.models.files import write_atomically
 from layermem.models.lineage import ORIGIN
 from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Run, Teacher
+from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import identity
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import ERRORS, RunFolder, recorded_run, unique_names
@@ -298,10 +298,6 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
     flat["model.options"] = ":".join(run.model.options)
     if run.host.window is None:
         flat["host.window"] = ""
-    if flat.pop("teacher.model", None):
-        weight = flat.pop("teacher.weight")
-        usual = weight == str(Teacher.weight)
-        flat["teacher"] = f"{run.teacher.model}{'' if usual else f' at {weight}'}"
     if run.variant == VARIANT:
         # What the name of the way says.
         del flat["host.train"]

@@ -31,7 +31,6 @@ from layermem_bench.train.sequences import (
     prompts_digest,
     starting_weights,
     text_digest,
-    weights_digest,
 )
 from layermem_bench.train.setup import (
     check_options,
@@ -95,7 +94,6 @@ def _check_extension(run: Run, folder: RunFolder, evaluate: Evaluate | None) -> 
     now = {
         "data": data_digest(learning.train_data, learning.validation_data),
         "weights": starting_weights(run),
-        "teacher": weights_digest(run.teacher.model),
     }
     if others := [name for name in now if about.get(name) not in (None, now[name])]:
         raise ValueError(
@@ -116,7 +114,6 @@ def _prepare(
             "text": text_digest(learning.train_data),
             "precision": "bfloat16" if args.bf16 else "float32",
             "weights": starting_weights(run),
-            "teacher": weights_digest(run.teacher.model),
             "trained_before_by": str(earlier) or None,
         }
         record_beginning(folder, run, beginning)

@@ -30,7 +30,6 @@ from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.train import checkpoints, metrics
 from layermem_bench.train.background import BackgroundCheckpoints, begin_replicated
-from layermem_bench.train.distillation import Distillation
 from layermem_bench.train.learning import Learning
 from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem_bench.train.processes import check_processes_agree
@@ -83,20 +82,10 @@ class Trainer(transformers.Trainer):
         splits = {"training": train_data, "validation": validation_data}
         precision = "bfloat16" if args.bf16 else "float32"
         self._origin = checkpoints.describe_origin(run, splits, precision)
-        self._teacher: Distillation | None = None
-        # Of a step whose loss has more terms.
-        self._own_loss: Tensor | None = None
-        flops_per_token = metrics.training_flops(model, round(train_data.length))
-        if run.teacher.model is not None:
-            self._teacher = Distillation(
-                run.teacher, learning.tokenizer, model.config.vocab_size, args
-            )
-            flops_per_token += self._teacher.flops_per_token(round(train_data.length))
-        self._logged_means = [self._teacher.means] if self._teacher else []
         peak = metrics.peak_flops(args.device)
         self._step_cost = metrics.StepCost(
             tokens=run.optim.batch_size * train_data.length,
-            flops_per_token=flops_per_token,
+            flops_per_token=metrics.training_flops(model, round(train_data.length)),
             peak_flops=peak and peak * args.world_size,
         )
         if run.compute.checkpoint_activations:
@@ -214,8 +203,7 @@ class Trainer(transformers.Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
         self.finite.add_loss(loss)
-        # Rows have the loss itself, so that runs with and without a teacher can be compared.
-        return loss if self._own_loss is None else self._own_loss
+        return loss
 
     def compute_loss(
         self,
@@ -224,19 +212,10 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return transformers' loss, in chunks where there are many logits, and what is added."""
-        if self._teacher is not None:
-            assert num_items_in_batch is not None
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            self._own_loss = loss.detach()
-            # As transformers weighs the loss: gradients are averaged over processes.
-            share = self.accelerator.num_processes / float(num_items_in_batch)
-            loss = self._teacher.mixed(loss, outputs.logits, inputs, share)
-        else:
-            if chunk := self._loss_chunk(inputs):
-                inputs = {**inputs, "loss_chunk": chunk}
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        return loss
+        """Return transformers' loss, in chunks where there are many logits."""
+        if chunk := self._loss_chunk(inputs):
+            inputs = {**inputs, "loss_chunk": chunk}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
         if not is_ours(self.model):
@@ -288,8 +267,6 @@ class Trainer(transformers.Trainer):
             speed = self._timer.steps_per_second(step)
             row |= metrics.training_row(logs, self.learning_rates, speed, step, self._step_cost)
             row |= self.variant_metrics()
-            for means in self._logged_means:
-                row |= means.take(self.args)
         elif "eval_loss" in logs:
             numbers = self._all_judged()[:, 2:]
             row |= self.learning.metrics(self.model, logs["eval_loss"], numbers)
@@ -342,8 +319,6 @@ class Trainer(transformers.Trainer):
     def save_origin_and_unlogged_loss(self, checkpoint: Path) -> Callable[[], None]:
         """Save what a checkpoint came from; return what writes the trainer's state as it is."""
         loss = float(nested_gather(self._tr_loss, self.args.parallel_mode).mean())
-        for means in self._logged_means:
-            means.save(checkpoint, self.args)
         if not self.args.should_save:
             return lambda: None
         checkpoints.save_record(checkpoint, self._origin, loss, self._globalstep_last_logged)
@@ -368,11 +343,6 @@ class Trainer(transformers.Trainer):
         checkpoints.load_optimizer(path, self.model, self.unwrapped_optimizer())
         checkpoints.load_schedule(path, self.lr_scheduler)
         self.finite.check_weights()
-
-    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(checkpoint, model)
-        for means in self._logged_means:
-            means.load(Path(checkpoint), self.args)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise where transformers warns: the checkpoint must hold exactly the model's weights."""
