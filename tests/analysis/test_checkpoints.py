@@ -12,7 +12,6 @@ from small_run import a_run
 from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem.models.lineage import FIELD
 from layermem.retrofit import attach
 from layermem_bench import cli
 from layermem_bench.analysis import checkpoints
@@ -20,7 +19,6 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_final, load_mod
 from layermem_bench.analysis.earlier_stages import (
     Lineage,
     stage_of,
-    write_conversion,
     write_lineage,
 )
 from layermem_bench.config.run import Task
@@ -209,31 +207,6 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
     )
     assert checkpoint.predecessor == expected
     assert checkpoint.goes_on == (task == "of others")
-
-
-@pytest.mark.parametrize("source", ["run", "arithmetic", "of others"])
-def test_a_converted_model_is_read_as_its_source(source, run, tmp_path):
-    """The text that it was fitted to says nothing of the sequences that it was trained on."""
-    start, half = (shutil.copytree(run / "final", tmp_path / name) for name in ("start", "half"))
-    config = transformers.AutoConfig.from_pretrained(start)
-    if source == "of others":
-        delattr(config, FIELD)
-    elif source == "arithmetic":
-        trained = a_run(tmp_path, task=Task(name="arithmetic"))
-        write_lineage(config, Lineage(stages=(stage_of(trained, ()),)))
-    else:
-        isolated = a_run(tmp_path, data={"isolate_documents": True, "block_size": 24})
-        write_lineage(config, Lineage(stages=(stage_of(isolated, ()),)))
-    config.save_pretrained(start)
-    write_conversion(config, str(start), "text.txt")
-    config.save_pretrained(half)
-    one, other = checkpoints.open_checkpoints([str(start), str(half)])
-    assert (one.text, one.goes_on, one.predecessor) == (
-        other.text,
-        other.goes_on,
-        other.predecessor,
-    )
-    assert (one.text is not None) == (source == "run")
 
 
 def test_a_model_and_what_was_made_from_it_are_read_alike(run, tmp_path):

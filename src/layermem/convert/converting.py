@@ -8,7 +8,7 @@ a file of llama2.c and its tokenizer                 transformers' LLaMA, or a v
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -74,7 +74,6 @@ def convert(
     fields: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
     force: bool = False,
-    change: Callable[[Any, Any], Any] | None = None,
 ) -> Converted:
     """Load a checkpoint of any of ``LAYOUTS`` and save it in the folder ``target``.
 
@@ -82,7 +81,6 @@ def convert(
     and of llama2.c's transformers' own LLaMA. "llama": transformers' LLaMA, of our plain decoder
     too. ``fields`` are further fields of a variant's config.
     ``tokenizer``: where to read the tokenizer; None: where the checkpoint is.
-    ``change``: makes the model to save of the new one, a plain decoder, and the tokenizer.
     """
     found = find_source(source, tokenizer)
     path = found.location if isinstance(found.location, Path) else None
@@ -95,8 +93,6 @@ def convert(
     with new_folder(target) as folder:
         model = _load_model(found, variant, dict(fields or {}))
         words = _load_tokenizer(found, model.config)
-        if change is not None:
-            model = change(model, words)
         # Its card says so.
         model.config.name_or_path = str(found.location)
         model.save_pretrained(folder)

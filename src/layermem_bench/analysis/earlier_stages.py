@@ -79,18 +79,6 @@ def write_lineage(config: Any, lineage: Lineage) -> None:
     setattr(config, FIELD, sealed(to_dict(lineage)))
 
 
-def write_conversion(config: Any, source: str, text: str) -> None:
-    """Write into a converted model's config that layers were fitted to some of a text.
-
-    ``source`` is where the model was, of unknown training where its config has no lineage.
-    """
-    fields = {k: v for k, v in getattr(config, FIELD, {}).items() if k != "digest"}
-    lineage = from_dict(Lineage, fields, "") if fields else Lineage(before=source)
-    data = Data(source=text)
-    content = _digests_of_files(data, text)
-    write_lineage(config, lineage.followed_by(Stage(run_id=CONVERSION, data=data, content=content)))
-
-
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
     """Return the lineage of a saved model; see ``read_lineage_fields`` for what is refused."""
     fields = read_lineage_fields(location, revision)
