@@ -176,14 +176,6 @@ def test_help_fills_the_lines_of_a_terminal(command, width, capsys, monkeypatch)
         assert not has_help or len(line) + 1 + len(re.split(r"[\s,]", following.strip())[0]) > room
 
 
-@pytest.mark.parametrize("command", cli.FORMER)
-def test_a_former_command_says_what_it_became(command):
-    with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"])
-    now = left.value.code.partition(": layermem ")[2]
-    assert now.split()[0] in cli.COMMANDS
-
-
 def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
     out = tmp_path / "out"
     asked = ["--config", str(config), "--max-steps", "4", "--save-every", "2", "--seed", "5"]
