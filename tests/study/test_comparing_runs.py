@@ -182,42 +182,6 @@ def test_what_learnt_other_data_under_the_same_config_is_on_another_board(tmp_pa
     assert runs_of(compared(tmp_path, *runs[:2], older)) == [[["a", "b", "d"]]]
 
 
-def test_what_is_said_to_be_the_same_text_is_compared(tmp_path, caplog):
-    """A text that was compressed anew has another digest."""
-    runs = [
-        record(tmp_path / "a", about={"data": "first"}),
-        record(tmp_path / "b", seed=1, about={"data": "second"}),
-    ]
-    assert len(compared(tmp_path, *runs).boards) == 2
-    result = compared(tmp_path, *runs, same_text=True)
-    (board,) = result.boards
-    (note,) = result.notes
-    assert note.startswith(
-        f"Runs on {board.name} recorded different digests of their text (first, "
-    )
-    assert find_comparable(runs, same_text=True)
-    assert "a and b recorded different digests of their text (--same-text)" in caplog.messages
-    # Where checkpoints say which tokens were read, it is not taken on trust.
-    for run in runs:
-        origin = run / "checkpoints" / "checkpoint-1" / "origin.json"
-        origin.parent.mkdir(parents=True)
-        origin.write_text(json.dumps({"data": {"train": "tokens"}}))
-    assert len(compared(tmp_path, *runs, same_text=True).boards) == 1
-    origin.write_text(json.dumps({"data": {"train": "others"}}))
-    with pytest.raises(ValueError, match="a and b read other tokens, as their checkpoints say"):
-        compared(tmp_path, *runs, same_text=True)
-    origin.write_text("{}")
-    with pytest.raises(ValueError, match="b"):
-        compared(tmp_path, *runs, same_text=True)
-    origin.unlink()
-    # Problems that are generated are the same by their digest alone, and so are settings.
-    other = {"data": Data(source="other.txt"), "about": {"data": "third"}}
-    sums = [record(tmp_path / f"s{i}", seed=i, right=0.5, about={"data": f"{i}"}) for i in (0, 1)]
-    runs = [*runs, record(tmp_path / "c", **other), *sums]
-    assert len(compared(tmp_path, *runs, same_text=True).boards) == 4
-    assert compared(tmp_path, *runs[:1], same_text=True).notes == ()
-
-
 def test_seeds_that_started_from_other_weights_are_no_arm(tmp_path):
     runs = [
         record(tmp_path / "a", about={"weights": "first"}),
