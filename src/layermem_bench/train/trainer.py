@@ -37,7 +37,6 @@ from layermem_bench.train.progress import RunProgress, open_wandb_run
 from layermem_bench.train.sequences import order_of
 from layermem_bench.train.setup import training_arguments
 from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
-from layermem_bench.train.watching import SAVES, VALIDATES, Watchdog
 
 
 class _TrainerEvents(TrainerCallback):
@@ -73,7 +72,6 @@ class Trainer(transformers.Trainer):
         self.stable = run.optim.steps_before_decay(run.max_steps)
         self.stop = StopOnSignal(processes=args.world_size, save_at=self.stable)
         self.finite = FiniteCheck(self)
-        self.watchdog = Watchdog(run.compute.ddp_timeout)
         self.background = BackgroundCheckpoints(self) if run.compute.async_checkpoints else None
         self._judged: list[Tensor] = []
         self._timer = metrics.StepTimer()
@@ -101,10 +99,7 @@ class Trainer(transformers.Trainer):
             # which the documents of a block would attend to each other, and which rules out sdpa's
             # flash kernels under torch.compile.
             data_collator=learning.collate,
-            callbacks=[
-                *(RunProgress(run.max_steps), self.stop, self.watchdog),
-                _TrainerEvents(self),
-            ],
+            callbacks=[RunProgress(run.max_steps), self.stop, _TrainerEvents(self)],
         )
         self._check_label_counts()
         self.remove_callback(PrinterCallback)
@@ -158,7 +153,6 @@ class Trainer(transformers.Trainer):
             try:
                 return super().train(*args, **kwargs)
             finally:
-                self.watchdog.close()
                 if self.background:
                     self.background.close()
 
@@ -182,11 +176,6 @@ class Trainer(transformers.Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         data = train_dataset if train_dataset is not None else self.train_dataset
         return order_of(data, self.run.max_steps * self.run.optim.batch_size, self.run.seed)
-
-    def get_batch_samples(
-        self, epoch_iterator: Any, *args: Any, **kwargs: Any
-    ) -> tuple[list[Any], Any]:
-        return super().get_batch_samples(self.watchdog.over(epoch_iterator), *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Return how many tokens a step predicts.
@@ -228,7 +217,6 @@ class Trainer(transformers.Trainer):
         self.finite.check_losses({})
         # A loader of data draws a seed from torch's generator, that of dropout on a CPU.
         with self._timer.paused(), torch.random.fork_rng(devices=[]):
-            self.watchdog.now(VALIDATES, self.state.global_step)
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -286,7 +274,6 @@ class Trainer(transformers.Trainer):
         """Write the checkpoint in a staging folder, which is then moved to its place."""
         self.finite.check_losses({})
         self.finite.check_weights()
-        self.watchdog.now(SAVES, self.state.global_step)
         with self._timer.paused():
             if self.background:
                 self.background.save()
