@@ -30,11 +30,6 @@ class RunCost:
         return self.run.max_steps * self.run.optim.batch_size
 
     @property
-    def micro_batch(self) -> int:
-        """Sequences of a micro-batch."""
-        return min(self.run.compute.micro_batch, self.run.optim.batch_size)
-
-    @property
     def tokens(self) -> int:
         """Tokens of the whole run."""
         return round(self.sequences * self.mean_tokens)
