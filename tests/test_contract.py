@@ -108,6 +108,18 @@ def test_save_load_and_auto_class_round_trip(case, ids, tmp_path):
                 assert getattr(loaded.config, field.name) == getattr(model.config, field.name)
 
 
+def test_files_of_a_variant_of_weights_are_those_loaded(entry, ids, tmp_path):
+    """As of ``save_pretrained(variant="ema")``, beside the weights of the last step."""
+    for seed, name in enumerate((None, "ema")):
+        model = make(entry.causal_lm, entry.config(**TINY), seed)
+        model.save_pretrained(tmp_path, variant=name)
+    for loader in (AutoModelForCausalLM, type(model)):
+        loaded = loader.from_pretrained(tmp_path, variant="ema")
+        with torch.no_grad():
+            assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert (tmp_path / "model.safetensors").is_file() and "variant" not in loaded.config.to_dict()
+
+
 def test_tools_see_which_classes_generate(entry):
     assert GenerationMixin in entry.causal_lm.__bases__
     assert entry.causal_lm.can_generate()
