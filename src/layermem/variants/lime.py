@@ -395,7 +395,7 @@ class LimeRouter(_Router):
 class LimeSeparateRouters(_Router):
     """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R]."""
 
-    weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
+    weight_names = {"keys": "weight", "values": "value_weight"}
 
     value_weight: Tensor
 
