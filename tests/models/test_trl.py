@@ -87,6 +87,31 @@ def test_supervised_fine_tuning_by_path(entry, saved, tokenizer, tmp_path):
     assert moved(trainer, entry.causal_lm.from_pretrained(saved))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"packing": True, "max_length": 16}, {"padding_free": True, "max_length": None}],
+    ids=["packing", "padding_free"],
+)
+def test_packed_documents_are_kept_apart(entry, tokenizer, given, tmp_path):
+    model = make(entry.causal_lm, entry.config(**TINY))
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=trl.SFTConfig(**options(tmp_path, per_device_train_batch_size=12, **given)),
+        train_dataset=datasets.Dataset.from_dict(TEXTS),
+        processing_class=tokenizer,
+    )
+    losses, tokens = 0.0, 0
+    for row in trainer.train_dataset:
+        lengths = row.get("seq_lengths", [len(row["input_ids"])])
+        for text in torch.tensor(row["input_ids"]).split(lengths):
+            with torch.no_grad():
+                losses += model(text[None], labels=text[None]).loss.item() * (len(text) - 1)
+            tokens += len(text) - 1
+    trainer.train()
+    first, second = (float(row["loss"]) for row in trainer.state.log_history[:2])
+    assert first == pytest.approx(losses / tokens, rel=1e-5) and second < first
+
+
 @pytest.mark.parametrize("by", ["path", "model"])
 def test_direct_preference_optimisation(entry, saved, tokenizer, by, tmp_path):
     """The reference is the checkpoint itself, memory and all: the first loss is that of a draw."""

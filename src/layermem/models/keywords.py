@@ -15,7 +15,6 @@ Letters: B batch, T tokens, D width.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,16 +43,13 @@ CONTRACT = frozenset(
         "is_causal",
         # Read by flash attention; other backends separate texts by position_ids.
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+        # Read by state-space models, beside position_ids that say the same.
+        "seq_idx",
     }
 )
 """Keywords of every transformers model that our forwards pass on."""
-NOT_OURS: Mapping[str, str] = MappingProxyType(
-    {
-        "output_router_logits": "for mixtures of experts",
-        "seq_idx": "for state-space models",
-    }
-)
-"""Keywords of transformers' contract that our decoder refuses, because nothing reads them."""
+NOT_OURS = frozenset({"output_router_logits"})
+"""Keywords of transformers' contract, of mixtures of experts, that our decoder refuses."""
 PAGED = frozenset(
     {
         *("block_table", "read_index", "write_index", "logits_indices", "logits_processor_args"),
@@ -124,23 +120,24 @@ def check_keywords(
     for name, value in kwargs.items():
         if value is None or name in CONTRACT or name in paged or names(attention, name):
             continue
-        why = f" ({NOT_OURS[name]})" if name in NOT_OURS else ""
         raise TypeError(
-            f"{model} got the keyword {name!r}{why}, which no part of its forward reads: leave it "
+            f"{model} got the keyword {name!r}, which no part of its forward reads: leave it "
             "out, or correct its name"
         )
     ends = kwargs.get("cu_seq_lens_q", kwargs.get("cu_seq_lens_k"))
-    if ends is None or paged or "flash" in (implementation or ""):
+    is_packed = ends is not None or kwargs.get("seq_idx") is not None
+    if not is_packed or paged or "flash" in (implementation or ""):
         return
     message = (
-        f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
-        "would attend to each other: pass position_ids that are 0 where a text begins, and "
-        "neither a cache nor an attention_mask"
+        f"attention {implementation!r} reads neither cu_seq_lens_q nor seq_idx, so that the texts "
+        "of a row would attend to each other: pass position_ids that are 0 where a text begins, "
+        "and neither a cache nor an attention_mask"
     )
     # The mask is made of positions that begin anew, where nothing else says what it is to be.
     if position_ids is None or cache is not None or attention_mask is not None:
         raise ValueError(message)
-    _refuse_where(position_ids.flatten()[ends[:-1].long()].any(), message)
+    if ends is not None:
+        _refuse_where(position_ids.flatten()[ends[:-1].long()].any(), message)
 
 
 def _refuse_where(wrong: Tensor, message: str) -> None:
