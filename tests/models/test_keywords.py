@@ -1,7 +1,7 @@
 """The keywords of a forward: a cache under either name, and no keyword that has no effect."""
 
 import inspect
-import logging
+import warnings
 
 import pytest
 import torch
@@ -62,6 +62,7 @@ def model():
     return make(LimeForCausalLM, LimeConfig(**TINY))
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 def test_a_cache_is_used_under_either_name(model, ids):
     with torch.no_grad():
         expected = model(ids).logits
@@ -75,13 +76,21 @@ def test_a_cache_is_used_under_either_name(model, ids):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_neither_name_is_deprecated(model, ids, caplog):
-    """Warnings are errors in these tests; transformers logs its own."""
-    with caplog.at_level(logging.WARNING), torch.no_grad():
-        model(ids, past_key_values=DynamicCache(config=model.config))
+def test_the_older_name_is_deprecated_where_llamas_is(model, ids):
+    """Warnings are errors in these tests."""
+    config = model.config.to_dict()
+    llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**config | {"model_type": "llama"}))
+    warned = []
+    for each in (llama, model):
+        with warnings.catch_warnings(record=True) as raised, torch.no_grad():
+            warnings.simplefilter("always")
+            each(ids, past_key_values=DynamicCache(config=each.config))
+        warned.append([str(w.message).replace(type(each).__name__, "") for w in raised])
+    assert warned[0] == warned[1] and len(warned[0]) == (CACHE == "cache")
+    with torch.no_grad():
+        model(ids, **{CACHE: DynamicCache(config=model.config)})
         model(ids, cache=DynamicCache(config=model.config))
         model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert not [r for r in caplog.records if "deprecated" in r.getMessage()]
 
 
 @pytest.mark.parametrize("name", ["plain", "lime", "yoco"])

@@ -1,8 +1,8 @@
 """The keywords of a forward, none without effect: the cache under either name, the mask.
 
 transformers 5.24 renamed ``past_key_values`` to ``cache``. Our forwards take both names and pass on
-the one that the installed release uses. A keyword that nothing takes is an error, so that a cache
-under a third name cannot be lost.
+the one that the installed release uses; from then on they warn of the older name as LLaMA does. A
+keyword that nothing takes is an error, so that a cache under a third name cannot be lost.
 
 Without a mask, sdpa is called with ``is_causal=True``. Its flash kernels need that, and on a CPU it
 skips the scores that a mask would set to minus infinity. transformers looks at the values of
@@ -24,13 +24,22 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.deprecation import deprecate_kwarg
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import eager_attention
 
-CACHE_NAMES = ("cache", "past_key_values")
-CACHE = next(n for n in CACHE_NAMES if n in {f.name for f in fields(BaseModelOutputWithPast)})
+_OUTPUTS = {field.name for field in fields(BaseModelOutputWithPast)}
+CACHE = "cache" if "cache" in _OUTPUTS else "past_key_values"
 """What the installed transformers calls the cache, in its arguments and outputs."""
+takes_older_name = deprecate_kwarg(
+    "past_key_values",
+    # A version that is reached already: without a warning, before transformers gives one.
+    "5.40.0" if CACHE == "cache" else "5.0.0",
+    new_name="cache",
+    raise_if_both_names=True,
+)
+"""Lets a forward take the cache as ``past_key_values`` too."""
 
 CONTRACT = frozenset(
     {
@@ -60,16 +69,6 @@ PAGED = frozenset(
 """What continuous batching passes beside its cache, which reads some of it."""
 LOSS = frozenset({"num_items_in_batch", "shift_labels", "ignore_index"})
 """What transformers' loss of a causal LM takes beside logits, labels and vocab_size."""
-
-
-def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
-    """Return the cache, under whichever of its two names it was passed."""
-    if cache is not None and past_key_values is not None and cache is not past_key_values:
-        raise ValueError(
-            "got both cache and past_key_values, two names of one argument; pass one, to generate "
-            f"as {CACHE}="
-        )
-    return past_key_values if cache is None else cache
 
 
 def update_cache(
