@@ -96,7 +96,7 @@ class LimeConfig(DecoderConfig):
     """For what a router has a number, at each source layer: "pair" each pair of a head and a source
     head; "head" each head, which reads the same head of other layers; "layer" all heads."""
 
-    storage: Literal["half"] | int | list[int] | None = number(None, at_least(0))
+    storage: str | int | list[int] | None = number(None, at_least(0))
     """The layers with keys and values of their own, and entries in the cache: None all; "half" the
     first and every second one after it; a number of lowest ones; or a list that begins with 0."""
     upper: Literal["borrow", "mix"] = "borrow"
@@ -114,8 +114,9 @@ class LimeConfig(DecoderConfig):
         """Return the layers with keys and values of their own, ascending."""
         if self.storage is None:
             return range(self.num_hidden_layers)
-        if self.storage == "half":
-            return range(0, self.num_hidden_layers, 2)
+        if isinstance(self.storage, str):
+            # Of another word none, which is refused.
+            return range(0, self.num_hidden_layers, 2) if self.storage == "half" else ()
         return range(self.storage) if isinstance(self.storage, int) else self.storage
 
     def storing_below(self, layer: int) -> tuple[int, ...]:
