@@ -329,10 +329,11 @@ class _Router(StaticRouter):
             initialization.copy_(weight, initial)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        was_meta = self.weight.is_meta
+        was = self.weight
         super()._apply(partial(_not_narrower, fn) if self.keeps_32_bits else fn, recurse)
-        if self.init == "average" and was_meta and not self.weight.is_meta:
-            # Of `to_empty`: no checkpoint has constants.
+        is_new = was.is_meta or was.dtype != self.weight.dtype
+        if self.init == "average" and is_new and not self.weight.is_meta:
+            # No checkpoint has constants (`to_empty`), and cast ones are not exact.
             self.reset_parameters()
         return self
 
@@ -342,7 +343,7 @@ class _Router(StaticRouter):
         if self.grain == "head":
             own.fill_(1)
         if self.init == "average":
-            return own / len(self.sources)
+            return own.double() / len(self.sources)
         return own / 2 if self._halves(reads) else own
 
     def _halves(self, reads: str) -> bool:
