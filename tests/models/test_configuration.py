@@ -102,5 +102,5 @@ def test_no_attribute_of_a_config_takes_a_keyword_of_loading(entry):
     load = inspect.unwrap(PreTrainedModel.from_pretrained.__func__)
     keywords = {*inspect.signature(load).parameters}
     keywords |= {*re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(load))}
-    assert {"variant", "subfolder", "config", "tp_plan"} <= keywords
+    assert {"variant", "subfolder", "config"} <= keywords
     assert not keywords & ({*dir(entry.config)} - {*dir(PreTrainedConfig)})

@@ -127,7 +127,7 @@ NUMBERS = {
     "ends": (
         {"position_ids": ANEW, "cu_seq_lens_q": ENDS},
         {"position_ids": UPRIGHT, "cu_seq_lens_q": ENDS},
-        "does not read cu_seq_lens_q",
+        "cu_seq_lens_q",
     ),
 }
 
