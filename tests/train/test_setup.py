@@ -73,6 +73,8 @@ def test_what_a_run_cannot_start_from(llama, tmp_path):
         started(tmp_path, tmp_path / "nowhere", "lime")
     with pytest.raises(ValueError, match="final has its own router; leave --model.options out"):
         started(tmp_path, lime, "lime", "router=last")
+    with pytest.raises(ValueError, match="ClaForCausalLM lack a key or value projection"):
+        started(tmp_path, llama, "cla")
     (llama / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="llama has no tokenizer that a run can start with"):
         started(tmp_path, llama, "plain", lr=1e-3)

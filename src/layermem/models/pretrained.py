@@ -170,11 +170,11 @@ class PreTrainedDecoder(PreTrainedModel):
         arguments that are fields of the config are set there (``router="last",
         router_window=4``), and some begin otherwise, with an effect at once (``router="average"``,
         or weights that are constants); the others (``revision``, ``subfolder``, ``dtype``,
-        ``device_map``...) are passed to ``from_pretrained``.
+        ``device_map``...) are passed to ``from_pretrained``. A variant whose layers lack
+        projections of the LLaMA (``cla``, ``yoco``, ``fused_kv``) is refused.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
-        fields = {**cls.variant.plain_fields_beside(given), **given}
         _refuse_gguf(cls, kwargs)
         # The older name of dtype, which transformers ignores if both are given.
         if "torch_dtype" in kwargs:
@@ -201,8 +201,7 @@ class PreTrainedDecoder(PreTrainedModel):
                     "weights: load it (AutoModelForCausalLM.from_pretrained) and pass the model"
                 )
 
-        config = _config_from_llama(cls, llama, fields)
-        _check_projections(cls, config, fields)
+        config = config_from_llama(cls, llama, given)
         with without_loading_report():
             model, info = super().from_pretrained(
                 path, config=config, **{**kwargs, "output_loading_info": True}
@@ -264,10 +263,11 @@ def check_shapes(llama: PreTrainedConfig, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _config_from_llama(
-    cls: type[PreTrainedDecoder], llama: PreTrainedConfig, fields: Mapping[str, Any]
+def config_from_llama(
+    cls: type[PreTrainedDecoder], llama: PreTrainedConfig, given: Mapping[str, Any]
 ) -> DecoderConfig:
-    """Return the config of ``cls`` with the values of a LLaMA's config, and then ``fields``."""
+    """Return the config with which ``from_llama`` begins: the LLaMA's values, those with which the
+    variant computes what it computes, and the fields that are given."""
     if llama.model_type not in LLAMA_MODEL_TYPES:
         raise ValueError(
             f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r} "
@@ -275,25 +275,28 @@ def _config_from_llama(
             "something else from weights of the same names"
         )
     values = llama.to_dict()
-    dropped = _FILE_FIELDS + (("id2label", "label2id") if "num_labels" in fields else ())
+    dropped = _FILE_FIELDS + (("id2label", "label2id") if "num_labels" in given else ())
     for name in dropped:
         values.pop(name, None)
-    check_shapes(llama, fields)
-    return cls.config_class(**{**values, **fields})
+    check_shapes(llama, given)
+    # Before the plain fields, with which a variant that shares keys and values would share none.
+    _check_projections(cls, cls.config_class(**{**values, **given}), given)
+    return cls.config_class(**{**values, **cls.variant.plain_fields_beside(given), **given})
 
 
 def _check_projections(
-    cls: type[PreTrainedDecoder], config: DecoderConfig, fields: Mapping[str, Any]
+    cls: type[PreTrainedDecoder], config: DecoderConfig, given: Mapping[str, Any]
 ) -> None:
     """Raise ``ValueError`` if a layer would have no place for one of the LLaMA's projections."""
     layers = range(config.num_hidden_layers)
     absent = sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers)
     if absent:
-        given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        fields = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
-            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} lack a key or "
-            "value projection of a LLaMA, so that it cannot begin as the LLaMA; choose fields with "
-            "which every layer has both, or train a new model (layermem.build)"
+            f"with {fields or 'its defaults'} {absent} of the {len(layers)} layers of "
+            f"{cls.__name__} lack a key or value projection of a LLaMA, so that it cannot begin as "
+            "the LLaMA; choose a variant whose layers have both, or train a new model "
+            "(layermem.build)"
         )
 
 

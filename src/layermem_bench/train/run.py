@@ -60,8 +60,7 @@ def train(
     model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
     and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
     """
-    # The sizes of a saved model, or of a host, are not the run's own.
-    if run.model.pretrained is None and run.host.model is None:
+    if run.host.model is None:
         check_sharing(run, check_options(run.variant, run.model))
         check_router_lr(run)
     folder = RunFolder(out)
