@@ -240,6 +240,10 @@ def test_a_dry_run_refuses_what_the_run_would(
             ["train", "tiny-lm", "--data.validation", "v", "--data.validation-share", "0.5"],
             "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
         ),
+        (
+            ["study", "tiny-lm", "--model.pretrained", "p", "--model.hidden-size", "48"],
+            "model.hidden_size=48 is of a new model, and p has its own",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(argv, message):

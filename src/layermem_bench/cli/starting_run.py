@@ -77,13 +77,19 @@ def resolve_run(options: StartingRun) -> Run:
 
 
 def _check_has_effect(run: Run, base: Run) -> None:
-    """Raise where an option of the text has none. What a preset or a recorded config holds beside
-    what counts is left alone."""
+    """Raise where a size or an option of the text has none. What a preset or a recorded config
+    holds beside what counts is left alone."""
     changed = {
         field.name: value
         for field in fields(run.data)
         if (value := getattr(run.data, field.name)) != getattr(base.data, field.name)
     }
+    sizes, usual = run.model.sizes(), base.model.sizes()
+    if run.model.pretrained and (given := [name for name in sizes if sizes[name] != usual[name]]):
+        raise ValueError(
+            f"model.{given[0]}={sizes[given[0]]} is of a new model, and {run.model.pretrained} has "
+            f"its own: leave {given[0]} out"
+        )
     for name, value in changed.items() if run.task.name else ():
         # The block size is also the number of positions that the model has.
         if name not in ("block_size", "cache"):
