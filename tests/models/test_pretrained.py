@@ -498,6 +498,15 @@ def test_from_llama_makes_no_plain_decoder_of_a_variant_that_shares(name, llama,
     assert isinstance(cls.from_llama(llama, **cls.variant.plain_fields), cls)
 
 
+def test_a_file_that_is_cut_short_is_named(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for load in (LimeForCausalLM.from_llama, PlainForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=str(tmp_path)):
+            load(tmp_path)
+
+
 def test_from_llama_takes_the_older_name_of_a_dtype(llama, tmp_path):
     llama.save_pretrained(tmp_path)
     for source in (llama, tmp_path):

@@ -21,6 +21,7 @@ from layermem.models.checkpoints import (
     check_path,
     join_subfolder,
     location_arguments,
+    naming_source,
     read_saved_config,
     without_loading_report,
 )
@@ -96,7 +97,8 @@ class PreTrainedDecoder(PreTrainedModel):
         check_fields(cls, source, saved, kwargs)
         kwargs["config"] = _config_of_same_commit(kwargs.get("config"), saved)
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
+        with naming_source(source):
+            model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         check_complete(model, info, str(source), saved.get("model_type"))
         return (model, info) if wants_info else model
 
@@ -202,7 +204,7 @@ class PreTrainedDecoder(PreTrainedModel):
                 )
 
         config = config_from_llama(cls, llama, given)
-        with without_loading_report():
+        with without_loading_report(), naming_source(name):
             model, info = super().from_pretrained(
                 path, config=config, **{**kwargs, "output_loading_info": True}
             )
@@ -280,24 +282,16 @@ def config_from_llama(
         values.pop(name, None)
     check_shapes(llama, given)
     # Before the plain fields, with which a variant that shares keys and values would share none.
-    _check_projections(cls, cls.config_class(**{**values, **given}), given)
-    return cls.config_class(**{**values, **cls.variant.plain_fields_beside(given), **given})
-
-
-def _check_projections(
-    cls: type[PreTrainedDecoder], config: DecoderConfig, given: Mapping[str, Any]
-) -> None:
-    """Raise ``ValueError`` if a layer would have no place for one of the LLaMA's projections."""
+    config = cls.config_class(**{**values, **given})
     layers = range(config.num_hidden_layers)
-    absent = sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers)
-    if absent:
+    if absent := sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers):
         fields = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
             f"with {fields or 'its defaults'} {absent} of the {len(layers)} layers of "
             f"{cls.__name__} lack a key or value projection of a LLaMA, so that it cannot begin as "
-            "the LLaMA; choose a variant whose layers have both, or train a new model "
-            "(layermem.build)"
+            "the LLaMA; choose a variant whose layers have both, or train a new model"
         )
+    return cls.config_class(**{**values, **cls.variant.plain_fields_beside(given), **given})
 
 
 def _refuse_config_and_state_dict(kwargs: Mapping[str, Any]) -> None:
