@@ -85,11 +85,9 @@ def _check_has_effect(run: Run, base: Run) -> None:
         if (value := getattr(run.data, field.name)) != getattr(base.data, field.name)
     }
     sizes, usual = run.model.sizes(), base.model.sizes()
-    if run.model.pretrained and (given := [name for name in sizes if sizes[name] != usual[name]]):
-        raise ValueError(
-            f"model.{given[0]}={sizes[given[0]]} is of a new model, and {run.model.pretrained} has "
-            f"its own: leave {given[0]} out"
-        )
+    if run.model.pretrained and sizes != usual:
+        given = ", ".join(f"model.{k}={v}" for k, v in sizes.items() if v != usual[k])
+        raise ValueError(f"{run.model.pretrained} has its own sizes: leave {given} out")
     for name, value in changed.items() if run.task.name else ():
         # The block size is also the number of positions that the model has.
         if name not in ("block_size", "cache"):

@@ -85,7 +85,7 @@ def arms_of_variants(
             check_options(run.variant, run.model)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        takes = _takes_router_lr(run)
+        takes = run.optim.router_lr is None or adds_parameters(run.variant, run.model)
         change = partial(_as_variant, variant=variant, options=options, router_lr=takes)
         has_own_rate = own_rates and adds_parameters(run.variant, run.model)
         arms.append(Arm(name=name, change=change, has_own_rate=has_own_rate))
@@ -119,10 +119,6 @@ def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: boo
     model = replace(run.model, options=(*run.model.options, *options))
     optim = run.optim if router_lr else replace(run.optim, router_lr=None)
     return replace(run, variant=variant, model=model, optim=optim)
-
-
-def _takes_router_lr(run: Run) -> bool:
-    return run.optim.router_lr is None or adds_parameters(run.variant, run.model)
 
 
 OTHER_NAMES = {"recall": "mqar"}

@@ -10,11 +10,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, TrainingArguments
 
-from layermem.auto_classes import PREFIX
-from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
+from layermem.models.checkpoints import check_path
 from layermem.models.configuration import DecoderConfig
 from layermem.models.pretrained import config_from_llama
-from layermem.models.registry import BUILT_WITH, RegisteredVariant, build, check_names, lookup
+from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.models.tensor_parallel import shares_heads
 from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
@@ -79,28 +78,18 @@ def check_options(variant: str, model: Model) -> DecoderConfig:
         )
     given = {name: value for name, value in sizes.items() if value is not None}
     try:
-        if model.pretrained is not None:
-            return _saved_config(entry, model.pretrained, options)
-        return entry.config(**given | options)
+        if model.pretrained is None:
+            return entry.config(**given | options)
+        check_path(model.pretrained)
+        saved = AutoConfig.from_pretrained(model.pretrained)
+        if saved.model_type != entry.config.model_type:
+            return config_from_llama(entry.causal_lm, saved, options)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
-
-
-def _saved_config(entry: RegisteredVariant, source: str, options: dict[str, Any]) -> Any:
-    """Return the config of a model that starts from saved weights of its variant or a LLaMA."""
-    check_path(source)
-    saved = AutoConfig.from_pretrained(source)
-    if saved.model_type in LLAMA_MODEL_TYPES and saved.model_type != entry.config.model_type:
-        return config_from_llama(entry.causal_lm, saved, options)
-    if saved.model_type != entry.config.model_type:
-        raise ValueError(
-            f"{source} is a {saved.model_type} model; a run of "
-            f"{entry.config.model_type.removeprefix(PREFIX)} starts from one of its own, or from a "
-            "LLaMA: choose another --variant"
-        )
     if options:
         raise ValueError(
-            f"{source} has its own {', '.join(sorted(options))}; leave --model.options out"
+            f"{model.pretrained} has its own {', '.join(sorted(options))}; leave --model.options "
+            "out"
         )
     return saved
 
