@@ -128,7 +128,6 @@ def _train(
     """Train from a checkpoint or the beginning, measure the final model, and save it."""
     set_seed(run.seed)
     model = learning.load_model()
-    check_sharing(run, model.config)
     # Every checkpoint says it from the first step on.
     write_lineage(model.config, earlier.followed_by(stage_of(run, content_of(run))))
     is_divided = run.compute.shard or run.compute.tensor > 1
