@@ -18,7 +18,7 @@ from small_run import Interrupted, a_run
 from tiny import TINY
 
 import layermem
-from layermem import PlainConfig
+from layermem import PlainConfig, __main__
 from layermem_bench import cli, presets
 from layermem_bench.cli import screen
 from layermem_bench.cli.starting_run import resolve_run
@@ -218,6 +218,17 @@ def test_a_dry_run_refuses_what_the_run_would(
 
 
 @pytest.mark.parametrize(
+    ("action", "extra"), [("fetch", "layermem[real]"), ("convert", "layermem[bench]")]
+)
+def test_one_extra_is_asked_for(action, extra, monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["layermem", "models", action])
+    with pytest.raises(SystemExit):
+        __main__.main()
+    assert extra in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (
@@ -227,6 +238,10 @@ def test_a_dry_run_refuses_what_the_run_would(
         (
             ["train", "tiny-lm", "--data.validation", "v", "--data.validation-share", "0.5"],
             "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
+        ),
+        (
+            ["study", "tiny-lm", "--model.pretrained", "p", "--model.hidden-size", "48"],
+            "p has its own sizes: leave model.hidden_size=48 out",
         ),
     ],
 )
@@ -551,6 +566,7 @@ def test_one_of_several_processes_ends_at_once():
     code = """
 import atexit, sys
 from torch import distributed
+from layermem import __main__
 from layermem_bench import cli
 
 class Late:

@@ -52,6 +52,17 @@ def test_a_llama_keeps_its_logits(asked, model_class, llama, tmp_path, ids, capl
     assert words("a b c")["input_ids"] == AutoTokenizer.from_pretrained(llama)("a b c")["input_ids"]
 
 
+@pytest.mark.parametrize("variant", ["lime", "plain"])
+def test_weights_that_are_not_finite_are_not_converted(variant, llama, tmp_path):
+    name, path = "model.layers.1.self_attn.k_proj.weight", llama / "model.safetensors"
+    weights = load_file(path)
+    weights[name][2, 3] = torch.nan
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"{llama} is damaged: {name}"):
+        convert(str(llama), tmp_path / "new", variant=variant)
+    assert not (tmp_path / "new").exists()
+
+
 def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
     plain = lookup("plain")
     model = plain.causal_lm(plain.config(**TINY))
@@ -173,7 +184,7 @@ def test_a_file_of_torch_save_is_read_as_tensors_alone(llama, tmp_path, ids):
     (llama / "pytorch_model.bin").rename(llama / "part.bin")
     index = {"metadata": {}, "weight_map": dict.fromkeys(state, "part.bin")}
     (llama / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(SystemExit, match=r"tensors alone; if you trust it, save its weights as mo"):
+    with pytest.raises(SystemExit, match=r"save them as model.safetensors"):
         main([*CONVERT, str(llama), str(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
 

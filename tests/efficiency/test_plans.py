@@ -24,6 +24,7 @@ from layermem_bench.efficiency.plans import (
     step_flops,
 )
 from layermem_bench.presets import get_preset
+from layermem_bench.study.plans import plan_arms
 
 H100 = DEVICES["h100"]
 
@@ -142,6 +143,14 @@ def test_what_is_not_counted_is_refused(run):
         get_device("h10")
     with pytest.raises(ValueError, match="not counted in closed form"):
         plan_run(replace(run, variant="mudd"), {}, cluster)
+
+
+def test_an_arm_that_is_not_counted_is_left_out_alone():
+    cluster = Cluster(device=H100, gpus=64)
+    planned = plan_arms("paper-1b-gqa", "plain,recipe+mudd,value_residual", cluster, {})
+    assert list(planned) == ["plain"]
+    with pytest.raises(ValueError, match="not counted in closed form"):
+        plan_arms("paper-1b-gqa", "mudd", cluster, {})
 
 
 def test_the_options_that_make_a_run_fit_are_those_of_the_command(capsys):

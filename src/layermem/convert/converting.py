@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -93,6 +92,9 @@ def convert(
     with new_folder(target) as folder:
         model = _load_model(found, variant, dict(fields or {}))
         words = _load_tokenizer(found, model.config)
+        weights = model.state_dict()
+        if damaged := [name for name in weights if not weights[name].isfinite().all()]:
+            raise ValueError(f"{source} is damaged: {damaged[0]} holds numbers that are not finite")
         # Its card says so.
         model.config.name_or_path = str(found.location)
         model.save_pretrained(folder)
@@ -204,15 +206,9 @@ def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> 
         raise ValueError(
             f"{model} is a LLaMA of transformers already; name a variant to convert it to"
         )
-    try:
-        if variant == LLAMA:
-            return model if source.layout == "llama2c" else as_llama(model)
-        return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
-    except UnpicklingError as error:
-        raise ValueError(
-            f"a file of {model} cannot be read as tensors alone; if you trust it, save its weights "
-            "as model.safetensors"
-        ) from error
+    if variant == LLAMA:
+        return model if source.layout == "llama2c" else as_llama(model)
+    return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
 
 
 def as_llama(source: Path | str) -> LlamaForCausalLM:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from layermem.models.checkpoints import naming_source
 from layermem.models.hub import find_commit
 from layermem.retrofit.loading import (
     check_causal,
@@ -139,7 +140,7 @@ def _load_whole(
 
 def _load_bare(location: Path | str, **options: Any) -> tuple[Any, list[str]]:
     """Return a model without attached memory, and the names of its missing weights."""
-    with _explain_missing_model(location):
+    with _explain_missing_model(location), naming_source(location):
         model, loading = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, **options
         )
