@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-core lint types pytest test-slow test-real test-oldest newer test-newest serve-test docs wheel clean
 
-quickstart: $(VENV)/.installed
+quickstart: $(VENV)/.installed-bench
 	$(VENV)/bin/python -m layermem quickstart
 
 test: lint types pytest
@@ -113,12 +113,16 @@ define install
 	@echo "setting up $(1) (a few minutes the first time)"
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/pip install $(PIP_FLAGS) "$(TORCH)"
-	$(1)/bin/pip install $(PIP_FLAGS) --constraint $(2) --editable ".[test]"
-	touch $(1)/.installed
+	$(1)/bin/pip install $(PIP_FLAGS) --constraint $(2) --editable ".[$(3)]"
+	touch $@
 endef
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,$(VENV),constraints.txt)
+$(VENV)/.installed-bench: pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt,bench)
+
+$(VENV)/.installed: $(VENV)/.installed-bench
+	$(VENV)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[test]"
+	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(VENV)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[docs]"
@@ -129,7 +133,7 @@ $(VENV)/.installed-real: $(VENV)/.installed
 	touch $@
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
-	$(call install,$(OLDEST),constraints-oldest.txt)
+	$(call install,$(OLDEST),constraints-oldest.txt,test)
 
 # vLLM brings a transformers of its own, and for a CPU packages for images that do not fit its torch.
 $(SERVE)/.installed: pyproject.toml constraints.txt

@@ -14,7 +14,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-from layermem.models.keywords import CACHE, only_cache
+from layermem.models.keywords import CACHE, takes_older_name
 
 
 class KVBuffer:
@@ -50,13 +50,13 @@ class ConcatenatingAttention(LlamaAttention):
         if layer_idx > 0:
             self.memory = ConcatenatingRouter(config.num_key_value_heads, layer_idx + 1)
 
+    @takes_older_name
     def forward(
         self,
         hidden_states,
         position_embeddings=None,
         attention_mask=None,
         cache=None,
-        past_key_values=None,
         kv_buffer=None,
         **kwargs,
     ):
@@ -72,7 +72,6 @@ class ConcatenatingAttention(LlamaAttention):
             key, value = routed.permute(1, 2, 0, 3, 4)
 
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        cache = only_cache(cache, past_key_values)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]

@@ -1,13 +1,8 @@
 """The runs that one process trains, and two processes as well (processes.py)."""
 
-from dataclasses import replace
-
 from small_run import UNEVEN, a_run, curve
 
-from layermem_bench.config.run import Regularizer, Teacher
 from layermem_bench.train.run import train
-
-PENALTY = Regularizer(penalty="seq_vcr", covariance_weight=0.5, width=12)
 
 
 def long_run(folder):
@@ -18,19 +13,6 @@ def long_run(folder):
 
 def layout_run(folder):
     return a_run(folder, keep=9, model={"tie_word_embeddings": True})
-
-
-def penalized_run(folder):
-    return replace(layout_run(folder), regularizer=PENALTY)
-
-
-def taught_run(folder):
-    """A run with a teacher, and labels that are not as many in every sequence."""
-    teacher = a_run(folder, variant="plain", max_steps=2)
-    final = folder / "teacher" / "final"
-    if not final.exists():
-        train(teacher, final.parent)
-    return a_run(folder, **UNEVEN, compute={"micro_batch": 2}, teacher=Teacher(model=str(final)))
 
 
 def heads_run(folder, **compute):
@@ -49,9 +31,4 @@ def train_alone(folder):
         curves[precision] = curve(train(run, folder / precision))
     train(long_run(folder), folder / "long" / "one")
     train(layout_run(folder), folder / "layouts" / "one")
-    run = penalized_run(folder)
-    train(run, folder / "penalized" / "one")
-    small = replace(run, compute=replace(run.compute, micro_batch=2))
-    train(small, folder / "penalized" / "small")
-    train(taught_run(folder), folder / "taught" / "one")
     return curves

@@ -18,7 +18,7 @@ from small_run import Interrupted, a_run
 from tiny import TINY
 
 import layermem
-from layermem import PlainConfig
+from layermem import PlainConfig, __main__
 from layermem_bench import cli, presets
 from layermem_bench.cli import screen
 from layermem_bench.cli.starting_run import resolve_run
@@ -176,14 +176,6 @@ def test_help_fills_the_lines_of_a_terminal(command, width, capsys, monkeypatch)
         assert not has_help or len(line) + 1 + len(re.split(r"[\s,]", following.strip())[0]) > room
 
 
-@pytest.mark.parametrize("command", cli.FORMER)
-def test_a_former_command_says_what_it_became(command):
-    with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"])
-    now = left.value.code.partition(": layermem ")[2]
-    assert now.split()[0] in cli.COMMANDS
-
-
 def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
     out = tmp_path / "out"
     asked = ["--config", str(config), "--max-steps", "4", "--save-every", "2", "--seed", "5"]
@@ -205,10 +197,6 @@ def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
     cli.main(["train", "--config", str(config), "--out", str(out), "--dry-run"])
     shown = capsys.readouterr().out
     assert "timed" in shown and "left out" not in shown and not out.exists()
-    penalty = ["--regularizer.penalty", "seq_vcr"]
-    cli.main(["train", "--config", str(config), "--out", str(out), *penalty, "--dry-run"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "What seq_vcr adds to a step is left out." in shown
 
 
 @pytest.mark.parametrize("more", [[], ["--seeds", "0-1"]], ids=["a run", "seeds"])
@@ -230,6 +218,17 @@ def test_a_dry_run_refuses_what_the_run_would(
 
 
 @pytest.mark.parametrize(
+    ("action", "extra"), [("fetch", "layermem[real]"), ("convert", "layermem[bench]")]
+)
+def test_one_extra_is_asked_for(action, extra, monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["layermem", "models", action])
+    with pytest.raises(SystemExit):
+        __main__.main()
+    assert extra in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (
@@ -239,6 +238,10 @@ def test_a_dry_run_refuses_what_the_run_would(
         (
             ["train", "tiny-lm", "--data.validation", "v", "--data.validation-share", "0.5"],
             "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
+        ),
+        (
+            ["study", "tiny-lm", "--model.pretrained", "p", "--model.hidden-size", "48"],
+            "p has its own sizes: leave model.hidden_size=48 out",
         ),
     ],
 )
@@ -563,6 +566,7 @@ def test_one_of_several_processes_ends_at_once():
     code = """
 import atexit, sys
 from torch import distributed
+from layermem import __main__
 from layermem_bench import cli
 
 class Late:

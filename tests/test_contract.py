@@ -9,9 +9,9 @@ import textwrap
 import literal
 import pytest
 import torch
-from tiny import CASES, TINY, is_own, make, needs_compiler
+from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
+from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, GenerationMixin
 
 from layermem.models import counting
 from layermem.models.keywords import CACHE
@@ -106,6 +106,18 @@ def test_save_load_and_auto_class_round_trip(case, ids, tmp_path):
         for field in dataclasses.fields(model.config):
             if field.name not in ("dtype", "transformers_version"):
                 assert getattr(loaded.config, field.name) == getattr(model.config, field.name)
+
+
+def test_files_of_a_variant_of_weights_are_those_loaded(entry, ids, tmp_path):
+    """As of ``save_pretrained(variant="ema")``, beside the weights of the last step."""
+    for seed, name in enumerate((None, "ema")):
+        model = make(entry.causal_lm, entry.config(**TINY), seed)
+        model.save_pretrained(tmp_path, variant=name)
+    for loader in (AutoModelForCausalLM, type(model)):
+        loaded = loader.from_pretrained(tmp_path, variant="ema")
+        with torch.no_grad():
+            assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert (tmp_path / "model.safetensors").is_file() and "variant" not in loaded.config.to_dict()
 
 
 def test_tools_see_which_classes_generate(entry):
@@ -332,6 +344,26 @@ def test_a_full_graph_has_no_breaks(case, ids):
         weights = list(model.parameters())
         ours, theirs = (torch.autograd.grad(out.loss, weights) for out in (got, expected))
         torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case[0], marks=() if case[0] == "lime-separate" else SLOW)
+        for case in CASES
+        if case[1].split("+")[0] == "lime"
+    ],
+)
+def test_a_decoded_token_is_a_full_graph(case, ids):
+    """With a static cache, as transformers compiles it; it does so on a CPU if told to."""
+    _, name, fields = case
+    torch.compiler.reset()
+    model = attentive((lookup(name), {**TINY, **fields}))
+    compiled = CompileConfig(fullgraph=True, backend="eager")
+    compiled._compile_all_devices = True
+    fixed = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    got = model.generate(ids, **fixed, cache_implementation="static", compile_config=compiled)
+    assert torch.equal(got, model.generate(ids, **fixed))
 
 
 def test_hidden_states_and_attention_weights_are_those_of_the_layers(case, ids):

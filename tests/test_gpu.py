@@ -10,7 +10,6 @@ from tiny import CASES, TINY, make
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import layermem
-from layermem.convert.storage import with_storage
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.route import using
@@ -163,20 +162,6 @@ def test_an_attached_model(ids):
     for key, value in loss_and_gradients(model, ids.cuda()).items():
         torch.testing.assert_close(value.cpu(), expected[key], **CLOSE, msg=key)
     assert torch.equal(model.generate(ids.cuda(), **FIXED).cpu(), text)
-
-
-@pytest.mark.parametrize("method", ["fit", "heads", "average"])
-def test_a_conversion_to_half_of_the_cache(method, ids):
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()
-    texts = torch.randint(1, 61, (4, 3, 20))
-    expected, rows = with_storage(llama, "half", texts, method=method)
-    got, again = with_storage(llama.cuda(), "half", texts.cuda(), method=method)
-    assert got.device.type == "cuda"
-    assert [row.heads for row in again] == [row.heads for row in rows]
-    with torch.no_grad():
-        logits = got(ids.cuda()).logits.cpu()
-        torch.testing.assert_close(logits, expected(ids).logits, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
 
 CONFIGS = [
-    *(config.Model, config.Data, config.Optim, config.Regularizer, config.Compute, config.Run),
+    *(config.Model, config.Data, config.Optim, config.Compute, config.Run),
     *(host_config.Host, records_config.Records, task_config.Task, GenerationSettings),
     *(lookup(name).config for name in variants()),
 ]

@@ -14,9 +14,10 @@ def main() -> None:
     """Run a command, or say what it takes."""
     missing = [name for name in _REQUIRED if find_spec(name) is None]
     if missing:
+        extra = "real" if sys.argv[1:3] == ["models", "fetch"] else "bench"
         sys.stderr.write(
             "layermem: the command needs what trains and measures models "
-            f"(missing: {', '.join(missing)}): pip install 'layermem[bench]'\n"
+            f"(missing: {', '.join(missing)}): pip install 'layermem[{extra}]'\n"
         )
         raise SystemExit(2)
     from layermem_bench.cli import main as command

@@ -12,7 +12,6 @@ from small_run import a_run
 from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem.models.lineage import FIELD
 from layermem.retrofit import attach
 from layermem_bench import cli
 from layermem_bench.analysis import checkpoints
@@ -20,7 +19,6 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_final, load_mod
 from layermem_bench.analysis.earlier_stages import (
     Lineage,
     stage_of,
-    write_conversion,
     write_lineage,
 )
 from layermem_bench.config.run import Task
@@ -180,8 +178,6 @@ def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
         (5, "arithmetic", 5),
         # What goes on from a model of others is read as that model is.
         (5, "of others", 5),
-        # A teacher of others has taught it, in blocks of ours.
-        (5, "taught", 6),
         # Kept apart, documents have nothing before them from which their first token is learnt.
         (5, "isolated", None),
     ],
@@ -193,12 +189,12 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
     run = None
     if task == "isolated":
         run = a_run(tmp_path, data={"isolate_documents": True})
-    elif task not in ("no run", "of others", "taught"):
+    elif task not in ("no run", "of others"):
         run = a_run(tmp_path, task=Task(name=task))
     config = transformers.LlamaConfig(**TINY)
-    if task in ("of others", "taught"):
-        base = {"before": "org/base"} if task == "of others" else {"taught_by": ("org/base",)}
-        write_lineage(config, Lineage(**base, stages=(stage_of(a_run(tmp_path), ()),)))
+    if task == "of others":
+        stages = (stage_of(a_run(tmp_path), ()),)
+        write_lineage(config, Lineage(before="org/base", stages=stages))
     config.save_pretrained(tmp_path)
     lineage = checkpoints._lineage_of(tmp_path)
     checkpoint = Checkpoint(
@@ -207,35 +203,10 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
         tokenizer=Ids(),
         run=run,
         text=checkpoints._text_of(run, lineage),
-        goes_on=checkpoints._goes_on(run, lineage),
+        goes_on=checkpoints._goes_on(lineage),
     )
     assert checkpoint.predecessor == expected
     assert checkpoint.goes_on == (task == "of others")
-
-
-@pytest.mark.parametrize("source", ["run", "arithmetic", "of others"])
-def test_a_converted_model_is_read_as_its_source(source, run, tmp_path):
-    """The text that it was fitted to says nothing of the sequences that it was trained on."""
-    start, half = (shutil.copytree(run / "final", tmp_path / name) for name in ("start", "half"))
-    config = transformers.AutoConfig.from_pretrained(start)
-    if source == "of others":
-        delattr(config, FIELD)
-    elif source == "arithmetic":
-        trained = a_run(tmp_path, task=Task(name="arithmetic"))
-        write_lineage(config, Lineage(stages=(stage_of(trained, ()),)))
-    else:
-        isolated = a_run(tmp_path, data={"isolate_documents": True, "block_size": 24})
-        write_lineage(config, Lineage(stages=(stage_of(isolated, ()),)))
-    config.save_pretrained(start)
-    write_conversion(config, str(start), "text.txt")
-    config.save_pretrained(half)
-    one, other = checkpoints.open_checkpoints([str(start), str(half)])
-    assert (one.text, one.goes_on, one.predecessor) == (
-        other.text,
-        other.goes_on,
-        other.predecessor,
-    )
-    assert (one.text is not None) == (source == "run")
 
 
 def test_a_model_and_what_was_made_from_it_are_read_alike(run, tmp_path):

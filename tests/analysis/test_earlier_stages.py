@@ -23,7 +23,7 @@ from layermem_bench.analysis.earlier_stages import (
 )
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Data, Model, Run, Task, Teacher
+from layermem_bench.config.run import Data, Model, Run, Task
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 
@@ -253,22 +253,6 @@ def test_of_a_model_of_others_it_is_unknown_what_it_has_seen(tmp_path):
     assert check_earlier_stages(TEXT) == Lineage() and str(Lineage()) == ""
     start = saved(tmp_path / "first", TEXT, before="llama")
     assert str(read_lineage(start)).startswith("llama, whose")
-
-
-def test_a_teacher_of_others_is_no_model_that_training_went_on_from(tmp_path):
-    LlamaConfig().save_pretrained(tmp_path / "llama")
-    llama = str(tmp_path / "llama")
-    taught = check_earlier_stages(replace(TEXT, teacher=Teacher(model=llama)))
-    assert taught == Lineage(taught_by=(llama,))
-    assert str(taught) == f"taught by {llama}, of unknown training data"
-    # Of a teacher of ours, what it went on from, and what it has learnt.
-    teacher = saved(tmp_path / "teacher", TEXT, before="org/base")
-    at_second_hand = check_earlier_stages(replace(TEXT, teacher=Teacher(model=str(teacher))))
-    assert at_second_hand == replace(read_lineage(teacher), before=None, taught_by=("org/base",))
-    # Each is named once.
-    assert at_second_hand.with_teacher(read_lineage(teacher)) == at_second_hand
-    itself = replace(after(TEXT, llama), teacher=Teacher(model=llama))
-    assert check_earlier_stages(itself) == Lineage(before=llama, taught_by=(llama,))
 
 
 def changed(folder, change):

@@ -1,20 +1,23 @@
 """One identity for a run: every field is declared, and ids and checks agree over all of them."""
 
+import tarfile
 import typing
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
 
 from layermem_bench.config.host import Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Run, Task, Teacher
+from layermem_bench.config.run import Compute, Data, Model, Optim, Run, Task, run_from_dict
 from layermem_bench.config.run_identity import (
     DECIDES,
     DECIDES_WHERE,
     DOES_NOT_DECIDE,
+    FORMER,
     differences,
-    identity,
 )
 from layermem_bench.train.checkpoints import config_changes
 
@@ -24,17 +27,13 @@ QUESTIONS = Records(source="q.jsonl", kind="question-answering")
 LABELS = Records(source="r.tsv")
 # Runs in which a field may have another value than its default's.
 BASES = {
-    "regularizer.penalty": Run(),
-    "regularizer": Run(regularizer=Regularizer(penalty="seq_vcr")),
     "task": Run(task=Task(name="mqar", repeated=4, repeats=2)),
-    "teacher.weight": Run(teacher=Teacher(model="m")),
     "host": Run(**HOST),
     "records": Run(**HOST, records=LABELS),
     "compute.checkpoint_every": Run(compute=Compute(checkpoint_activations=True)),
     "compute.keep_whole": Run(compute=Compute(shard=True)),
     "compute.replicas": Run(compute=Compute(shard=True)),
     "optim.decay_steps": Run(optim=Optim(schedule="warmup_stable_decay")),
-    "compute.micro_batch": Run(regularizer=Regularizer(penalty="seq_vcr")),
     "host.window": Run(variant="host", host=Host(model="m", memory="last", window=2)),
     "records.from_config": Run(
         variant="host", host=Host(model="m", train="all"), records=replace(LABELS)
@@ -118,14 +117,6 @@ def test_id_and_checks_agree_on_every_field(name):
     assert (name in named) == decides and len(named) <= 2
 
 
-def test_a_micro_batch_decides_where_there_is_a_penalty():
-    small = Compute(micro_batch=3)
-    assert replace(Run(), compute=small).id == Run().id
-    assert "compute.micro_batch" not in identity(Run())
-    penalty = Run(regularizer=Regularizer(penalty="seq_vcr"))
-    assert replace(penalty, compute=small).id != penalty.id
-
-
 def test_the_order_of_options_says_nothing():
     runs = [Run(model=Model(options=options)) for options in (("a=1", "b=2"), ("b=2", "a=1"))]
     assert runs[0].id == runs[1].id and not differences(*runs)
@@ -143,3 +134,21 @@ def test_a_whole_number_is_what_a_config_reads():
     whole, read = Run(optim=Optim(lr=1, weight_decay=0)), Run(optim=Optim(lr=1.0, weight_decay=0.0))
     assert whole.id == read.id and not differences(whole, read)
     assert Run(max_steps=7).id == Run(max_steps=7).id != Run(max_steps=8).id
+
+
+def test_recorded_runs_are_read_and_keep_their_ids():
+    """Also of earlier versions, whose runs have parts that are gone."""
+    for path in Path(__file__).parents[2].glob("docs/records/runs/*-pairs.tar.xz"):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.name.endswith("/config.yaml"):
+                    fields = yaml.safe_load(archive.extractfile(member))
+                    about = fields.pop("about")
+                    assert run_from_dict(fields).id == about["run_id"]
+
+
+@pytest.mark.parametrize("part", FORMER)
+def test_a_part_that_is_gone_is_refused_where_it_was_on(part):
+    assert run_from_dict({part: FORMER[part]}) == Run()
+    with pytest.raises(ValueError, match=f"unknown {part}"):
+        run_from_dict({part: {**FORMER[part], next(iter(FORMER[part])): "on"}})

@@ -258,7 +258,10 @@ def test_a_damaged_model_is_refused(damage, message, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (spoil, "is damaged: model.layers.mlp.gate_proj.weight holds numbers that are not finite"),
+        (
+            spoil,
+            "is damaged: model.layers.1.mlp.gate_proj.weight holds",
+        ),
         (scale_rope, "the cosines of rope differ by up to .* from those of base 10000"),
     ],
 )

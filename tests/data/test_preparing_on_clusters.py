@@ -149,7 +149,7 @@ def test_a_cluster_makes_what_is_missing_of_the_files_of_local_tasks(
     assert before.items() <= after.items()
     caplog.set_level(logging.INFO)
     prepare(text, cache, *options)
-    assert "tokens for training" in caplog.text and "preparing" not in caplog.text
+    assert "--data.tokenizer bytes" in caplog.text and "preparing" not in caplog.text
     assert written(cache) == after
     assert executor == "ray" or len(list(there.iterdir())) == 2
 

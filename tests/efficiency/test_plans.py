@@ -12,7 +12,6 @@ import layermem
 from layermem.models.registry import lookup
 from layermem_bench import cli
 from layermem_bench.config.devices import DEVICES, get_device
-from layermem_bench.config.run import Regularizer
 from layermem_bench.efficiency.memory import Step
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.efficiency.plans import (
@@ -25,6 +24,7 @@ from layermem_bench.efficiency.plans import (
     step_flops,
 )
 from layermem_bench.presets import get_preset
+from layermem_bench.study.plans import plan_arms
 
 H100 = DEVICES["h100"]
 
@@ -129,9 +129,6 @@ def test_what_makes_a_run_fit(run):
 
 def test_what_is_not_counted_is_refused(run):
     cluster = Cluster(device=H100, gpus=1)
-    penalized = replace(run, regularizer=Regularizer(penalty="seq_vcr"))
-    with pytest.raises(ValueError, match="penalty='seq_vcr' takes memory that is not counted"):
-        plan_run(penalized, {}, cluster)
     some = replace(run.compute, checkpoint_activations=True, checkpoint_every=4)
     with pytest.raises(ValueError, match="checkpoint_every=4: activations that some layers keep"):
         plan_run(replace(run, compute=some), {}, cluster)
@@ -146,6 +143,14 @@ def test_what_is_not_counted_is_refused(run):
         get_device("h10")
     with pytest.raises(ValueError, match="not counted in closed form"):
         plan_run(replace(run, variant="mudd"), {}, cluster)
+
+
+def test_an_arm_that_is_not_counted_is_left_out_alone():
+    cluster = Cluster(device=H100, gpus=64)
+    planned = plan_arms("paper-1b-gqa", "plain,recipe+mudd,value_residual", cluster, {})
+    assert list(planned) == ["plain"]
+    with pytest.raises(ValueError, match="not counted in closed form"):
+        plan_arms("paper-1b-gqa", "mudd", cluster, {})
 
 
 def test_the_options_that_make_a_run_fit_are_those_of_the_command(capsys):

@@ -130,7 +130,7 @@ def test_of_many_models_p_values_are_adjusted():
             bits_per_byte=sum(nats) / sum(sizes) / math.log(2),
             documents=SimpleNamespace(nats=nats, tokens=sizes, bytes=sizes),
             **dict.fromkeys(("bytes", "tokens", "unknown_tokens", "changed_documents"), 0),
-            **dict.fromkeys(("positions", "repetitions", "frequencies"), ()),
+            positions=(),
             ids_digest="same",
             perplexity=1.0,
         )
@@ -163,7 +163,7 @@ def test_bits_of_other_bytes_are_not_compared(lost):
                 bytes=[10, 10, 10 - others.get("bytes", 0)],
             ),
             **counts,
-            **dict.fromkeys(("positions", "repetitions", "frequencies"), ()),
+            positions=(),
             ids_digest=ids,
             perplexity=1.0,
         )
@@ -186,21 +186,6 @@ def test_losses_by_position_are_rows_with_a_place(run, folder, texts, tmp_path):
     }
     tokens = [row.scores["lime"].count for row in placed.values()]
     assert sum(tokens) == result.of("loss")["nats per token"].scores["lime"].count
-
-
-def test_losses_by_kind_of_token_are_of_all_tokens(run, folder, texts, tmp_path):
-    other = save_llama(tmp_path / "other", words())
-    result = measure(tmp_path, run, run / "final", other, "--texts", folder / "texts.jsonl.xz")
-    total = result.of("loss")["nats per token"].scores["lime"]
-    for table, name in (("loss by repetition", "0"), ("loss by frequency", "rank 3")):
-        rows = result.of(table)
-        assert name in rows and not next(iter(rows.values())).is_comparable
-        # Tokens of another tokenizer are of other kinds.
-        assert {model for row in rows.values() for model in row.scores} == {"lime", "final"}
-        scores = [row.scores["lime"] for row in rows.values()]
-        assert sum(score.count for score in scores) == total.count
-        nats = sum(score.value * score.count for score in scores)
-        assert nats == pytest.approx(total.value * total.count)
 
 
 def test_losses_without_weights_of_routers(run, folder, texts, tmp_path):
@@ -302,7 +287,6 @@ def test_as_many_tokens_are_not_the_same_tokens(folder, texts, tmp_path):
     nats = result.of("loss")["nats per token"]
     assert [score.count for score in nats.scores.values()] == [46 - 3] * 2
     assert not nats.is_comparable and nats.differences == {}
-    assert all(list(row.scores) == ["one"] for row in result.of("loss by repetition").values())
 
 
 def test_documents_are_read_from_the_token_before_them_in_training(run, texts, folder, tmp_path):

@@ -1,8 +1,12 @@
 """The config refuses what makes no decoder, and names it."""
 
+import inspect
+import re
+
 import pytest
 import torch
 from tiny import TINY
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from layermem import LimeConfig, PlainConfig, build
 
@@ -91,3 +95,12 @@ def test_a_config_alone_is_saved_and_loaded(tmp_path):
     assert not config.auto_map and not loaded.auto_map
     assert "auto_map" not in config.to_dict()
     assert LimeConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_no_attribute_of_a_config_takes_a_keyword_of_loading(entry):
+    """transformers puts a keyword that a config has an attribute for into the config."""
+    load = inspect.unwrap(PreTrainedModel.from_pretrained.__func__)
+    keywords = {*inspect.signature(load).parameters}
+    keywords |= {*re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(load))}
+    assert {"variant", "subfolder", "config"} <= keywords
+    assert not keywords & ({*dir(entry.config)} - {*dir(PreTrainedConfig)})

@@ -1,7 +1,7 @@
 """The keywords of a forward: a cache under either name, and no keyword that has no effect."""
 
 import inspect
-import logging
+import warnings
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from tiny import TINY, make
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AttentionInterface,
+    DataCollatorWithFlattening,
     DynamicCache,
     GenerationConfig,
     LlamaForCausalLM,
@@ -61,6 +62,7 @@ def model():
     return make(LimeForCausalLM, LimeConfig(**TINY))
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 def test_a_cache_is_used_under_either_name(model, ids):
     with torch.no_grad():
         expected = model(ids).logits
@@ -74,13 +76,21 @@ def test_a_cache_is_used_under_either_name(model, ids):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_neither_name_is_deprecated(model, ids, caplog):
-    """Warnings are errors in these tests; transformers logs its own."""
-    with caplog.at_level(logging.WARNING), torch.no_grad():
-        model(ids, past_key_values=DynamicCache(config=model.config))
+def test_the_older_name_is_deprecated_where_llamas_is(model, ids):
+    """Warnings are errors in these tests."""
+    config = model.config.to_dict()
+    llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**config | {"model_type": "llama"}))
+    warned = []
+    for each in (llama, model):
+        with warnings.catch_warnings(record=True) as raised, torch.no_grad():
+            warnings.simplefilter("always")
+            each(ids, past_key_values=DynamicCache(config=each.config))
+        warned.append([str(w.message).replace(type(each).__name__, "") for w in raised])
+    assert warned[0] == warned[1] and len(warned[0]) == (CACHE == "cache")
+    with torch.no_grad():
+        model(ids, **{CACHE: DynamicCache(config=model.config)})
         model(ids, cache=DynamicCache(config=model.config))
         model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert not [r for r in caplog.records if "deprecated" in r.getMessage()]
 
 
 @pytest.mark.parametrize("name", ["plain", "lime", "yoco"])
@@ -144,8 +154,8 @@ def test_no_keyword_is_swallowed(name, with_labels):
 def test_transformers_contract_is_read_or_refused():
     """A keyword that a new release adds has to be put into one of the lists."""
     taken = set(inspect.signature(Decoder.forward).parameters)
-    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT | NOT_OURS.keys()
-    assert not CONTRACT & NOT_OURS.keys()
+    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT | NOT_OURS
+    assert not CONTRACT & NOT_OURS
     # The others are read by transformers' decorators, whose source names them.
     source = inspect.getsource(generic)
     for name in CONTRACT - set(TransformersKwargs.__annotations__):
@@ -208,7 +218,27 @@ def test_attention_to_later_tokens_is_that_of_llama(ids, implementation):
     assert not torch.allclose(got, causal)
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_packed_texts_have_llamas_loss(ids, implementation):
+    plain = make(PlainForCausalLM, PlainConfig(**TINY, attn_implementation=implementation))
+    values = {**plain.config.to_dict(), "model_type": "llama"}
+    llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**values)).eval()
+    llama.load_state_dict(plain.state_dict())
+    llama.set_attn_implementation(implementation)
+    pack = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    texts = [ids[0, :5], ids[1], ids[2, :8]]
+    batch = pack([{"input_ids": text.tolist()} for text in texts])
+    assert batch["seq_idx"].max() == 2 and batch["position_ids"].max() == 10
+    with torch.no_grad():
+        got, expected = plain(**batch), llama(**batch, use_cache=False)
+        alone = torch.cat([plain(text[None]).logits for text in texts], 1)
+    torch.testing.assert_close(got.loss, expected.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.logits, alone, rtol=1e-4, atol=1e-5)
+
+
 def test_texts_that_attention_would_not_keep_apart_are_refused(model, ids):
+    with pytest.raises(ValueError, match="position_ids"):
+        model(ids, seq_idx=torch.zeros_like(ids))
     boundaries = torch.tensor([0, 5, 11], dtype=torch.int32)
     given = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
     positions = torch.cat([torch.arange(5), torch.arange(6)])[None]

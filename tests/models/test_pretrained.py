@@ -486,6 +486,27 @@ def test_a_head_is_not_tied_or_untied_in_loading(tied, tmp_path):
             load(tmp_path, tie_word_embeddings=not tied)
 
 
+@pytest.mark.parametrize("name", ["cla", "yoco", "fused_kv", "cla+mudd"])
+def test_from_llama_makes_no_plain_decoder_of_a_variant_that_shares(name, llama, tmp_path):
+    """At the fields that make it the plain decoder it would share nothing."""
+    llama.save_pretrained(tmp_path)
+    cls = lookup(name).causal_lm
+    for source in (llama, tmp_path):
+        with pytest.raises(ValueError, match=f"its defaults 2 of the 4 layers of {cls.__name__}"):
+            cls.from_llama(source)
+    # Who asks for it by name has it.
+    assert isinstance(cls.from_llama(llama, **cls.variant.plain_fields), cls)
+
+
+def test_a_file_that_is_cut_short_is_named(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for load in (LimeForCausalLM.from_llama, PlainForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=str(tmp_path)):
+            load(tmp_path)
+
+
 def test_from_llama_takes_the_older_name_of_a_dtype(llama, tmp_path):
     llama.save_pretrained(tmp_path)
     for source in (llama, tmp_path):

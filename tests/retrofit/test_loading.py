@@ -170,6 +170,19 @@ def test_what_would_be_another_model_is_refused(adapter, make, message, tmp_path
         load_attached(**make(adapter[0], tmp_path))
 
 
+def test_a_lost_base_of_a_relative_path_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    """Whose client waits most of a minute for a network that is not there."""
+    monkeypatch.chdir(tmp_path)
+    make_host("llama").save_pretrained("runs/base")
+    model = attach(AutoModelForCausalLM.from_pretrained("runs/base"))
+    save_routers(model, "routers")
+    assert load_attached("routers").config.num_hidden_layers == 4
+    (tmp_path / "runs").rename("moved")
+    monkeypatch.setattr("layermem.retrofit.loading.find_commit", pytest.fail)
+    with pytest.raises(ValueError, match="runs/base"):
+        load_attached("routers")
+
+
 def test_a_model_is_saved_with_the_memory_of_a_part_of_it(tmp_path):
     """Its own class would leave the routers out, and only report them."""
     model = make_host("llama")

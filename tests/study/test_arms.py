@@ -10,10 +10,9 @@ from recorded import SIZES
 import layermem
 from layermem.models.registry import variants
 from layermem_bench.config.named_options import parse_options
-from layermem_bench.config.run import Regularizer, Run, Teacher
+from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import run_id
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.presets import get_preset
 from layermem_bench.study import boards
 from layermem_bench.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
@@ -48,12 +47,41 @@ def test_arms_are_read():
             parse_arms(names)
 
 
-def test_arms_that_are_one_run_are_refused():
+def saved_llama(folder):
+    model = layermem.build("plain", **SIZES.sizes() | {"vocab_size": 257, "num_hidden_layers": 4})
+    model.save_pretrained(folder / "llama")
+    load_tokenizer("bytes").save_pretrained(folder / "llama")
+    return folder / "llama"
+
+
+def test_arms_that_are_one_run_are_refused(tmp_path):
     halved = replace(RUN, model=replace(SIZES, options=("storage=half",)))
     with pytest.raises(ValueError, match=r"lime and lime:storage=half are the same .*storage=half"):
         board_of(halved, "lime,lime:storage=half")
     with pytest.raises(ValueError, match="recipe and .* are the same run: name one"):
         board_of(RUN, f"recipe,lime:{':'.join(f'{k}={v}' for k, v in RECIPE.items())}")
+    with pytest.raises(ValueError, match="cla and cla:sharing=2 are the same run: name one"):
+        board_of(RUN, "plain,cla,cla:sharing=2")
+    # A conversion has other defaults.
+    llama = replace(RUN, model=replace(SIZES, pretrained=str(saved_llama(tmp_path))))
+    assert len(board_of(llama, "plain,lime,lime:router_init=paper").arms) == 3
+    with pytest.raises(ValueError, match="are the same run: name one"):
+        board_of(llama, "plain,lime,lime:router_init=identity")
+
+
+@pytest.mark.parametrize("arm", ["cla", "yoco", "fused_kv", "lime:storage=half"])
+def test_an_arm_without_the_projections_of_the_pretrained_model_is_refused(arm, tmp_path):
+    """It would be the plain decoder by another name."""
+    llama = replace(RUN, model=replace(SIZES, pretrained=str(saved_llama(tmp_path))))
+    with pytest.raises(ValueError, match=f"^{arm}: .* lack a key or value projection"):
+        board_of(llama, f"plain,{arm}")
+
+
+def test_a_pretrained_model_has_no_other_parameters(tmp_path):
+    llama = replace(RUN, model=replace(SIZES, pretrained=str(saved_llama(tmp_path))))
+    study = study_of_variants([board_of(llama, "plain,mudd")], (0,), ("parameters",))
+    with pytest.raises(ValueError, match="leave --conditions parameters out"):
+        carry_out(study, tmp_path / "out", launcher=MadeUp())
 
 
 def test_an_arm_with_a_long_list_has_a_folder_name_that_fits():
@@ -104,6 +132,7 @@ def test_a_variant_of_the_name_of_the_recipe_is_refused(monkeypatch):
         ("lime:router_window=4", r'lime:router_window=4: router="full" has no window'),
         ("lime:router_sources=[[]]", "the 2 layers, got 1 list"),
         ("lime:hidden_size=8", "model.options name hidden_size, which .*: --model.hidden-size"),
+        ("plain:dtype=bfloat16", "dtype=bfloat16 .*--compute.precision"),
         ("lime:router", "NAME=VALUE each, got 'router'"),
     ],
 )
@@ -234,15 +263,3 @@ def test_a_board_makes_what_its_runs_need_first(tmp_path):
     with pytest.raises(ValueError, match="there is no text"):
         carry_out(study_of_variants([board], (0,), ("tokens",)), tmp_path, launcher=made_up)
     assert not made_up.begun
-
-
-@pytest.mark.parametrize(
-    "added",
-    [{"teacher": Teacher(model="big")}, {"regularizer": Regularizer(penalty="seq_vcr")}],
-    ids=["teacher", "penalty"],
-)
-def test_what_timed_steps_leave_out_is_refused_at_equal_time(added):
-    board = board_of(replace(get_preset("tiny-lm"), **added), "plain,lime")
-    study_of_variants([board], (0,), ("tokens",))
-    with pytest.raises(ValueError, match="in its loss, and steps are timed without"):
-        study_of_variants([board], (0,), ("tokens", "time"))

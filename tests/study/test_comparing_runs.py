@@ -10,7 +10,7 @@ from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task, Teacher
+from layermem_bench.config.run import Compute, Data, Model, Optim, Task
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
@@ -126,46 +126,6 @@ def test_other_code_of_plugins_is_named(tmp_path, caplog):
     assert "Not all of them were made with the same versions" in runs_table(found).caption
 
 
-def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
-    penalty = Regularizer(penalty="seq_vcr")
-    runs = [
-        record(tmp_path / "a", compute=Compute(micro_batch=8)),
-        record(tmp_path / "b", compute=Compute(micro_batch=8), regularizer=penalty),
-        record(tmp_path / "c", compute=Compute(micro_batch=4), regularizer=penalty, seed=1),
-    ]
-    assert arms_of(compared(tmp_path, *runs)) == {
-        "lime": ["a"],
-        "lime:micro_batch=8:penalty=seq_vcr": ["b"],
-        "lime:micro_batch=4:penalty=seq_vcr": ["c"],
-    }
-
-
-def test_teachers_tell_arms_apart(tmp_path):
-    runs = [
-        record(tmp_path / "a"),
-        record(tmp_path / "b", teacher=Teacher(model="big")),
-        record(tmp_path / "c", teacher=Teacher(model="big", weight=0.9)),
-    ]
-    assert arms_of(compared(tmp_path, *runs)) == {
-        "lime": ["a"],
-        "lime:teacher=big": ["b"],
-        "lime:teacher=big at 0.9": ["c"],
-    }
-    taught = [
-        record(tmp_path / f"s{i}", seed=i, teacher=Teacher(model="big"), about={"teacher": f"{i}"})
-        for i in range(2)
-    ]
-    with pytest.raises(ValueError, match="trained by different weights of big under one config"):
-        compared(tmp_path, *taught)
-    # Arms too: the teacher was made anew between them.
-    arms = [
-        record(tmp_path / v, variant=v, teacher=Teacher(model="big"), about={"teacher": v})
-        for v in ("plain", "lime")
-    ]
-    with pytest.raises(ValueError, match="were taught by different weights of big"):
-        compared(tmp_path, *arms)
-
-
 def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
     """The sizes of a model with new weights are named among the records."""
     runs = [
@@ -220,42 +180,6 @@ def test_what_learnt_other_data_under_the_same_config_is_on_another_board(tmp_pa
     # What has not recorded it stays with the others.
     older = record(tmp_path / "d", seed=3)
     assert runs_of(compared(tmp_path, *runs[:2], older)) == [[["a", "b", "d"]]]
-
-
-def test_what_is_said_to_be_the_same_text_is_compared(tmp_path, caplog):
-    """A text that was compressed anew has another digest."""
-    runs = [
-        record(tmp_path / "a", about={"data": "first"}),
-        record(tmp_path / "b", seed=1, about={"data": "second"}),
-    ]
-    assert len(compared(tmp_path, *runs).boards) == 2
-    result = compared(tmp_path, *runs, same_text=True)
-    (board,) = result.boards
-    (note,) = result.notes
-    assert note.startswith(
-        f"Runs on {board.name} recorded different digests of their text (first, "
-    )
-    assert find_comparable(runs, same_text=True)
-    assert "a and b recorded different digests of their text (--same-text)" in caplog.messages
-    # Where checkpoints say which tokens were read, it is not taken on trust.
-    for run in runs:
-        origin = run / "checkpoints" / "checkpoint-1" / "origin.json"
-        origin.parent.mkdir(parents=True)
-        origin.write_text(json.dumps({"data": {"train": "tokens"}}))
-    assert len(compared(tmp_path, *runs, same_text=True).boards) == 1
-    origin.write_text(json.dumps({"data": {"train": "others"}}))
-    with pytest.raises(ValueError, match="a and b read other tokens, as their checkpoints say"):
-        compared(tmp_path, *runs, same_text=True)
-    origin.write_text("{}")
-    with pytest.raises(ValueError, match="b"):
-        compared(tmp_path, *runs, same_text=True)
-    origin.unlink()
-    # Problems that are generated are the same by their digest alone, and so are settings.
-    other = {"data": Data(source="other.txt"), "about": {"data": "third"}}
-    sums = [record(tmp_path / f"s{i}", seed=i, right=0.5, about={"data": f"{i}"}) for i in (0, 1)]
-    runs = [*runs, record(tmp_path / "c", **other), *sums]
-    assert len(compared(tmp_path, *runs, same_text=True).boards) == 4
-    assert compared(tmp_path, *runs[:1], same_text=True).notes == ()
 
 
 def test_seeds_that_started_from_other_weights_are_no_arm(tmp_path):

@@ -4,9 +4,7 @@ Started twice with the variables of torchrun, whose own start another test has: 
 """
 
 import json
-import logging
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import torch
 from forked import leave
-from single_runs import layout_run, long_run, penalized_run, taught_run
+from single_runs import layout_run, long_run
 from small_run import UNEVEN, a_run, curve, rewound
 from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
@@ -188,46 +186,6 @@ def background(folder):
     writing.any_process = any_process
 
 
-def hanging(folder):
-    """What is logged where the second process gets no batch for 5 seconds."""
-    said, fetch = [], Trainer.get_batch_samples
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("layermem_bench.train.watching").addHandler(handler)
-
-    def slow(self, *args, **kwargs):
-        if self.state.global_step == 2 and torch.distributed.get_rank() == 1:
-            time.sleep(5)
-        return fetch(self, *args, **kwargs)
-
-    Trainer.get_batch_samples = slow
-    train(a_run(folder, **UNEVEN, compute={"ddp_timeout": 8}), folder / "hanging")
-    Trainer.get_batch_samples = fetch
-    return said
-
-
-def penalized(folder):
-    """A run with a penalty, each way, and resumed in another way than begun."""
-    root, run = folder / "penalized", penalized_run(folder)
-    ways = {
-        "ddp": run.compute,
-        "fsdp": replace(run.compute, shard=True),
-        "keeping": replace(run.compute, shard=True, keep_whole="all", micro_batch=2),
-    }
-    for way, compute in ways.items():
-        train(replace(run, compute=compute), root / way)
-    for begun, way in (("one", "fsdp"), ("fsdp", "ddp")):
-        rewound_by_one(root / begun, root / f"{begun}-{way}")
-        train(replace(run, compute=ways[way]), root / f"{begun}-{way}", resume=True)
-
-
-def taught(folder):
-    run = taught_run(folder)
-    for way, shard in (("ddp", False), ("fsdp", True)):
-        compute = replace(run.compute, shard=shard)
-        train(replace(run, compute=compute), folder / "taught" / way)
-
-
 def counting():
     """Have the collectives of a run's second step counted, and their bytes."""
     sent = Sent()
@@ -268,10 +226,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
-    probes = (
-        *(copied, sharded, solving, long, layouts, background, penalized, taught),
-        *(hanging, generating),
-    )
+    probes = (copied, sharded, solving, long, layouts, background, generating)
     seen = {probe.__name__: probe(folder) for probe in probes}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")

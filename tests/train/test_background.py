@@ -18,7 +18,6 @@ from small_run import (
     stop_at,
 )
 
-from layermem_bench.config.run import Regularizer
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.background import copy_to_cpu
 from layermem_bench.train.run import train
@@ -53,15 +52,12 @@ def waiting(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [{}, {"model": {"tie_word_embeddings": True}}, "penalty"])
+@pytest.mark.parametrize("change", [{}, {"model": {"tie_word_embeddings": True}}])
 def test_the_files_are_those_of_a_checkpoint_that_is_waited_for(
     change, place, tmp_path, monkeypatch
 ):
     waiting(monkeypatch)
-    if change == "penalty":
-        run = replace(a_run(place, keep=9), regularizer=Regularizer(penalty="seq_vcr", width=12))
-    else:
-        run = a_run(place, keep=9, **change)
+    run = a_run(place, keep=9, **change)
     whole, folder = train(run, tmp_path / "whole"), train(behind(run), tmp_path / "behind")
     assert_same_end(folder, whole)
     for ours, theirs in zip(

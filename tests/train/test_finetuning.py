@@ -418,7 +418,6 @@ def test_half_of_a_host_is_refused(make, message):
         {"data": {"isolate_documents": True}},
         {"data": {"tokenizer": "x"}},
         {"task": {"tokenizer": "x"}},
-        {"regularizer": {"penalty": "seq_vcr"}},
     ],
 )
 def test_fields_without_effect_on_a_host_are_refused(changes):

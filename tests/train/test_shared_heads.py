@@ -11,7 +11,7 @@ from tiny import TINY
 
 import layermem
 from layermem_bench.config.micro_batches import sequences_at_once
-from layermem_bench.config.run import Compute, Host, Regularizer, Run
+from layermem_bench.config.run import Compute, Host, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.processes import mesh_shape
@@ -128,7 +128,6 @@ def test_what_does_not_divide_the_processes_is_refused(compute, processes, messa
         ({"variant": "value_residual"}, "cannot share the heads of value_residual"),
         ({"variant": "lime_hidden"}, "cannot share the heads of lime_hidden"),
         ({"model": {"options": ("attention_dropout=0.1",)}}, "with attention_dropout=0.1"),
-        ({"regularizer": Regularizer(penalty="seq_vcr")}, "penalty=seq_vcr is not supported"),
     ],
 )
 def test_models_whose_heads_cannot_be_shared_are_refused(changes, message, tmp_path, monkeypatch):

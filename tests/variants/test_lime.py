@@ -123,6 +123,21 @@ def test_a_windowed_router_is_the_full_one_with_zeros(fields, heads, ids):
         torch.testing.assert_close(windowed(ids).logits, full(ids).logits)
 
 
+def test_the_average_is_exact_in_the_dtype_of_the_model(tmp_path):
+    fields = {**TINY, "router": "average"}
+    layermem.build("lime", **fields).save_pretrained(tmp_path)
+    for model in (
+        layermem.build("lime", **fields).double(),
+        layermem.build("lime", **fields).bfloat16().double(),
+        layermem.build("lime", **fields, dtype="float64"),
+        LimeForCausalLM.from_pretrained(tmp_path, dtype=torch.float64),
+    ):
+        for n_layers, layer in enumerate(model.model.layers[1:], 2):
+            weight = layer.self_attn.memory.weight
+            mean = torch.eye(2, dtype=torch.float64).repeat(1, n_layers) / n_layers
+            assert weight.dtype == torch.float64 and torch.equal(weight, mean)
+
+
 def test_the_average_is_the_mean_over_layers_heads_apart(ids):
     torch.manual_seed(0)
     average = LimeForCausalLM(LimeConfig(**TINY, router="average")).eval()

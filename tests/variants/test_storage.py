@@ -310,7 +310,7 @@ def test_what_needs_all_projections_is_refused():
         ({"storage": [0, 2, 1]}, "ascending"),
         ({"storage": 5}, "from 1 to 4"),
         ({"storage": [0, 4]}, "up to 3"),
-        ({"storage": "third"}, "storage"),
+        ({"storage": "halff"}, '"half".*, got .halff.$'),
         ({"upper": "mix"}, "set storage"),
         ({"borrow_from": [0]}, "set storage"),
         ({"storage": 2, "borrow_from": [0]}, r"each of the layers \[2, 3\], got \[0\]"),

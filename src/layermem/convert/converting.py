@@ -8,10 +8,9 @@ a file of llama2.c and its tokenizer                 transformers' LLaMA, or a v
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -74,7 +73,6 @@ def convert(
     fields: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
     force: bool = False,
-    change: Callable[[Any, Any], Any] | None = None,
 ) -> Converted:
     """Load a checkpoint of any of ``LAYOUTS`` and save it in the folder ``target``.
 
@@ -82,7 +80,6 @@ def convert(
     and of llama2.c's transformers' own LLaMA. "llama": transformers' LLaMA, of our plain decoder
     too. ``fields`` are further fields of a variant's config.
     ``tokenizer``: where to read the tokenizer; None: where the checkpoint is.
-    ``change``: makes the model to save of the new one, a plain decoder, and the tokenizer.
     """
     found = find_source(source, tokenizer)
     path = found.location if isinstance(found.location, Path) else None
@@ -95,8 +92,9 @@ def convert(
     with new_folder(target) as folder:
         model = _load_model(found, variant, dict(fields or {}))
         words = _load_tokenizer(found, model.config)
-        if change is not None:
-            model = change(model, words)
+        weights = model.state_dict()
+        if damaged := [name for name in weights if not weights[name].isfinite().all()]:
+            raise ValueError(f"{source} is damaged: {damaged[0]} holds numbers that are not finite")
         # Its card says so.
         model.config.name_or_path = str(found.location)
         model.save_pretrained(folder)
@@ -208,15 +206,9 @@ def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> 
         raise ValueError(
             f"{model} is a LLaMA of transformers already; name a variant to convert it to"
         )
-    try:
-        if variant == LLAMA:
-            return model if source.layout == "llama2c" else as_llama(model)
-        return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
-    except UnpicklingError as error:
-        raise ValueError(
-            f"a file of {model} cannot be read as tensors alone; if you trust it, save its weights "
-            "as model.safetensors"
-        ) from error
+    if variant == LLAMA:
+        return model if source.layout == "llama2c" else as_llama(model)
+    return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
 
 
 def as_llama(source: Path | str) -> LlamaForCausalLM:

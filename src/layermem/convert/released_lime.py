@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from layermem.models.checkpoints import naming_source
 from layermem.variants.lime import LimeForCausalLM
 
 _KEY_VALUE = "self_attn.kv_proj_weight"
@@ -111,7 +112,7 @@ def _weight_names(path: Path) -> list[str]:
     if path.suffix == ".json":
         return list(_index(path))
     if path.suffix == ".safetensors":
-        with _open_safetensors(path) as file:
+        with naming_source(path), safe_open(path, framework="pt") as file:
             return list(file.keys())
     return list(_load_pickled(path))
 
@@ -140,15 +141,8 @@ def _index(path: Path) -> dict[str, str]:
 def _read_file(path: Path) -> dict[str, Tensor]:
     if path.suffix != ".safetensors":
         return _load_pickled(path)
-    with _open_safetensors(path) as file:
+    with naming_source(path), safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
-
-
-def _open_safetensors(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is cut short or damaged ({error}); fetch it again") from error
 
 
 def _load_pickled(path: Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
-from layermem.models.keywords import CACHE, CONTRACT, LOSS, names, only_cache
+from layermem.models.keywords import CACHE, CONTRACT, LOSS, names, takes_older_name
 from layermem.models.memories import is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.ops.loss import IGNORE_INDEX, chunked_cross_entropy
@@ -48,6 +48,7 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @takes_older_name
     @can_return_tuple
     def forward(
         self,
@@ -60,16 +61,13 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_chunk: int = 0,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return logits, and the loss if labels are given; see transformers for the arguments.
 
         ``loss_chunk``: with labels, compute the loss from the logits of this many tokens at a time
         and return it without logits (``LossOutput``). 0 means all tokens.
-        ``past_key_values`` is the older name of ``cache``.
         """
-        cache = only_cache(cache, past_key_values)
         # Passed only where it has an effect: what stands in the decoder's place may not know it.
         cut = {"last_token_only": True} if self._needs_last_token(labels, logits_to_keep) else {}
         outputs = self.model(

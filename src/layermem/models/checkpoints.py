@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file, is_peft_available
 
@@ -220,6 +222,18 @@ def check_complete(
             f"{source} has no weights for {len(own)} parameters that {name} adds to a LLaMA, such "
             f"as {min(own)}; {advice}"
         )
+
+
+@contextmanager
+def naming_source(source: Any) -> Iterator[None]:
+    """Name the checkpoint whose weights are cut short, damaged, or more than tensors."""
+    try:
+        yield
+    except (SafetensorError, UnpicklingError) as error:
+        raise ValueError(
+            f"weights of {source} cannot be read ({str(error).splitlines()[0]}); fetch them again, "
+            "or, if you trust them, save them as model.safetensors"
+        ) from error
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class DecoderConfig(PreTrainedConfig):
     auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Auto class -> model class name, and the variant, set by `registry.declare`.
     auto_classes: ClassVar[dict[str, str]] = {}
-    variant: ClassVar[Any] = None
+    variant_class: ClassVar[Any] = None
 
     vocab_size: int = number(32000, at_least(1))
     """Number of token ids."""
@@ -162,7 +162,7 @@ class DecoderConfig(PreTrainedConfig):
         """Return "reuse" for each layer without keys and values of its own, as transformers' caches
         read it to leave out their entries; None: all have some."""
         layers = range(self.num_hidden_layers)
-        modes = ["reuse" if self.variant.lenders(self, i) else None for i in layers]
+        modes = ["reuse" if self.variant_class.lenders(self, i) else None for i in layers]
         return modes if any(modes) else None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -32,7 +32,6 @@ from transformers.utils.output_capturing import capture_outputs
 from layermem.models.configuration import DecoderConfig, padding_alone
 from layermem.models.keywords import (
     CACHE,
-    CACHE_NAMES,
     are_of_documents,
     check_documents,
     check_keywords,
@@ -40,7 +39,7 @@ from layermem.models.keywords import (
     check_positions,
     create_mask,
     hides_values,
-    only_cache,
+    takes_older_name,
     update_cache,
 )
 from layermem.models.layers import (
@@ -109,6 +108,7 @@ class Attention(nn.Module):
         self.store = variant.store
         self.hands_on = variant.hands_on(config)
 
+    @takes_older_name
     def forward(
         self,
         x: Inputs,
@@ -116,7 +116,6 @@ class Attention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
         """Return (output, attention weights or None, *key and value of the slot handed on, *key and
@@ -149,7 +148,6 @@ class Attention(nn.Module):
             own_slot = (key, value)
         if not self.borrows:
             query, key = rotate_both(query, key, *position_embeddings)
-            cache = only_cache(cache, past_key_values)
             key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
         # Under autocast rope gives float32.
         lent = (key.to(value.dtype), value) if self.lends else ()
@@ -330,7 +328,7 @@ def run_layer(
 def _without_needless_cache(forward: Callable[..., T]) -> Callable[..., T]:
     """Make the decoder's forward leave the cache out where it has no use and nobody asked for it.
 
-    It has to be the outermost: the next one fills in what the config says.
+    It stands before the one that fills in what the config says.
     """
 
     @wraps(forward)
@@ -338,7 +336,7 @@ def _without_needless_cache(forward: Callable[..., T]) -> Callable[..., T]:
         names = ("input_ids", "attention_mask", "position_ids", "cache")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         # Who has a cache or says what is wanted is not asked: positions on a GPU are waited for.
-        said = any(given.get(name) is not None for name in ("use_cache", *CACHE_NAMES))
+        said = any(given.get(name) is not None for name in ("use_cache", "cache"))
         if not said and self._has_no_use_for_cache(
             given.get("attention_mask"), given.get("position_ids")
         ):
@@ -412,6 +410,7 @@ class Decoder(PreTrainedDecoder):
         # Where positions cannot be looked at, they may be those of several documents.
         return hides_values(position_ids) or are_of_documents(position_ids)
 
+    @takes_older_name
     @_without_needless_cache
     @merge_with_config_defaults
     @capture_outputs
@@ -423,19 +422,16 @@ class Decoder(PreTrainedDecoder):
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        past_key_values: Cache | None = None,
         last_token_only: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Run the decoder on token ids or embeddings; see transformers for the arguments.
 
         Without ``use_cache`` the config decides, but for training and for packed documents, which
-        have no use for a cache. ``past_key_values`` is the older name of ``cache``.
-        ``last_token_only``: the caller needs
-        the last token's hidden state alone. The last layers, if they have no entries in the cache,
-        may then run on that token, and the result be [B, 1, D].
+        have no use for a cache. ``last_token_only``: the caller needs the last token's hidden state
+        alone. The last layers, if they have no entries in the cache, may then run on that token,
+        and the result be [B, 1, D].
         """
-        cache = only_cache(cache, past_key_values)
         check_keywords(
             type(self).__name__, self.config, kwargs, cache, position_ids, attention_mask
         )

@@ -1,8 +1,8 @@
 """The keywords of a forward, none without effect: the cache under either name, the mask.
 
 transformers 5.24 renamed ``past_key_values`` to ``cache``. Our forwards take both names and pass on
-the one that the installed release uses. A keyword that nothing takes is an error, so that a cache
-under a third name cannot be lost.
+the one that the installed release uses; from then on they warn of the older name as LLaMA does. A
+keyword that nothing takes is an error, so that a cache under a third name cannot be lost.
 
 Without a mask, sdpa is called with ``is_causal=True``. Its flash kernels need that, and on a CPU it
 skips the scores that a mask would set to minus infinity. transformers looks at the values of
@@ -15,7 +15,6 @@ Letters: B batch, T tokens, D width.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,13 +24,22 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.deprecation import deprecate_kwarg
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import eager_attention
 
-CACHE_NAMES = ("cache", "past_key_values")
-CACHE = next(n for n in CACHE_NAMES if n in {f.name for f in fields(BaseModelOutputWithPast)})
+_OUTPUTS = {field.name for field in fields(BaseModelOutputWithPast)}
+CACHE = "cache" if "cache" in _OUTPUTS else "past_key_values"
 """What the installed transformers calls the cache, in its arguments and outputs."""
+takes_older_name = deprecate_kwarg(
+    "past_key_values",
+    # A version that is reached already: without a warning, before transformers gives one.
+    "5.40.0" if CACHE == "cache" else "5.0.0",
+    new_name="cache",
+    raise_if_both_names=True,
+)
+"""Lets a forward take the cache as ``past_key_values`` too."""
 
 CONTRACT = frozenset(
     {
@@ -44,16 +52,13 @@ CONTRACT = frozenset(
         "is_causal",
         # Read by flash attention; other backends separate texts by position_ids.
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+        # Read by state-space models, beside position_ids that say the same.
+        "seq_idx",
     }
 )
 """Keywords of every transformers model that our forwards pass on."""
-NOT_OURS: Mapping[str, str] = MappingProxyType(
-    {
-        "output_router_logits": "for mixtures of experts",
-        "seq_idx": "for state-space models",
-    }
-)
-"""Keywords of transformers' contract that our decoder refuses, because nothing reads them."""
+NOT_OURS = frozenset({"output_router_logits"})
+"""Keywords of transformers' contract, of mixtures of experts, that our decoder refuses."""
 PAGED = frozenset(
     {
         *("block_table", "read_index", "write_index", "logits_indices", "logits_processor_args"),
@@ -64,16 +69,6 @@ PAGED = frozenset(
 """What continuous batching passes beside its cache, which reads some of it."""
 LOSS = frozenset({"num_items_in_batch", "shift_labels", "ignore_index"})
 """What transformers' loss of a causal LM takes beside logits, labels and vocab_size."""
-
-
-def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
-    """Return the cache, under whichever of its two names it was passed."""
-    if cache is not None and past_key_values is not None and cache is not past_key_values:
-        raise ValueError(
-            "got both cache and past_key_values, two names of one argument; pass one, to generate "
-            f"as {CACHE}="
-        )
-    return past_key_values if cache is None else cache
 
 
 def update_cache(
@@ -124,23 +119,24 @@ def check_keywords(
     for name, value in kwargs.items():
         if value is None or name in CONTRACT or name in paged or names(attention, name):
             continue
-        why = f" ({NOT_OURS[name]})" if name in NOT_OURS else ""
         raise TypeError(
-            f"{model} got the keyword {name!r}{why}, which no part of its forward reads: leave it "
+            f"{model} got the keyword {name!r}, which no part of its forward reads: leave it "
             "out, or correct its name"
         )
     ends = kwargs.get("cu_seq_lens_q", kwargs.get("cu_seq_lens_k"))
-    if ends is None or paged or "flash" in (implementation or ""):
+    is_packed = ends is not None or kwargs.get("seq_idx") is not None
+    if not is_packed or paged or "flash" in (implementation or ""):
         return
     message = (
-        f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
-        "would attend to each other: pass position_ids that are 0 where a text begins, and "
-        "neither a cache nor an attention_mask"
+        f"attention {implementation!r} reads neither cu_seq_lens_q nor seq_idx, so that the texts "
+        "of a row would attend to each other: pass position_ids that are 0 where a text begins, "
+        "and neither a cache nor an attention_mask"
     )
     # The mask is made of positions that begin anew, where nothing else says what it is to be.
     if position_ids is None or cache is not None or attention_mask is not None:
         raise ValueError(message)
-    _refuse_where(position_ids.flatten()[ends[:-1].long()].any(), message)
+    if ends is not None:
+        _refuse_where(position_ids.flatten()[ends[:-1].long()].any(), message)
 
 
 def _refuse_where(wrong: Tensor, message: str) -> None:

@@ -96,12 +96,12 @@ def check_numbers(config: Any, path: str = "") -> None:
 
     ``path``: what comes before a field's name in the error, as ``"optim."`` or, of an option of a
     command, ``"--"``. None stands for no number, whatever the field, and so does a word that the
-    type of the field names (``Literal["half"] | int``).
+    type of the field names (``Literal["half"] | int``) or takes (``str | int``).
     """
     kind: Any = type(config)
     for name, allowed, is_whole in ranges(kind):
         given = getattr(config, name)
-        if isinstance(given, str) and given in _words(kind, name):
+        if isinstance(given, str) and _takes_word(kind, name, given):
             continue
         for value in _numbers_in(given):
             check_number(value, allowed, _shown(path, name), is_whole=is_whole)
@@ -137,17 +137,12 @@ def number_types(hint: Any) -> set[type]:
 
 
 @cache
-def _words(kind: type, name: str) -> frozenset[str]:
-    """Return the words that the type of a field names."""
+def _takes_word(kind: type, name: str, word: str) -> bool:
+    """Return whether the type of a field names a word, or takes any."""
     hints = [next(f.type for f in fields(kind) if f.name == name)]
-    words: set[str] = set()
-    while hints:
-        hint = hints.pop()
-        if typing.get_origin(hint) is typing.Literal:
-            words.update(word for word in typing.get_args(hint) if isinstance(word, str))
-        else:
-            hints.extend(typing.get_args(hint))
-    return frozenset(words)
+    for hint in hints:
+        hints.extend(typing.get_args(hint))
+    return str in hints or word in hints
 
 
 def _numbers_in(value: Any) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from layermem.models.checkpoints import (
     check_path,
     join_subfolder,
     location_arguments,
+    naming_source,
     read_saved_config,
     without_loading_report,
 )
@@ -96,7 +97,8 @@ class PreTrainedDecoder(PreTrainedModel):
         check_fields(cls, source, saved, kwargs)
         kwargs["config"] = _config_of_same_commit(kwargs.get("config"), saved)
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
+        with naming_source(source):
+            model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         check_complete(model, info, str(source), saved.get("model_type"))
         return (model, info) if wants_info else model
 
@@ -170,11 +172,11 @@ class PreTrainedDecoder(PreTrainedModel):
         arguments that are fields of the config are set there (``router="last",
         router_window=4``), and some begin otherwise, with an effect at once (``router="average"``,
         or weights that are constants); the others (``revision``, ``subfolder``, ``dtype``,
-        ``device_map``...) are passed to ``from_pretrained``.
+        ``device_map``...) are passed to ``from_pretrained``. A variant whose layers lack
+        projections of the LLaMA (``cla``, ``yoco``, ``fused_kv``) is refused.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
-        fields = {**cls.variant.plain_fields_beside(given), **given}
         _refuse_gguf(cls, kwargs)
         # The older name of dtype, which transformers ignores if both are given.
         if "torch_dtype" in kwargs:
@@ -201,9 +203,8 @@ class PreTrainedDecoder(PreTrainedModel):
                     "weights: load it (AutoModelForCausalLM.from_pretrained) and pass the model"
                 )
 
-        config = _config_from_llama(cls, llama, fields)
-        _check_projections(cls, config, fields)
-        with without_loading_report():
+        config = config_from_llama(cls, llama, given)
+        with without_loading_report(), naming_source(name):
             model, info = super().from_pretrained(
                 path, config=config, **{**kwargs, "output_loading_info": True}
             )
@@ -264,10 +265,11 @@ def check_shapes(llama: PreTrainedConfig, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _config_from_llama(
-    cls: type[PreTrainedDecoder], llama: PreTrainedConfig, fields: Mapping[str, Any]
+def config_from_llama(
+    cls: type[PreTrainedDecoder], llama: PreTrainedConfig, given: Mapping[str, Any]
 ) -> DecoderConfig:
-    """Return the config of ``cls`` with the values of a LLaMA's config, and then ``fields``."""
+    """Return the config with which ``from_llama`` begins: the LLaMA's values, those with which the
+    variant computes what it computes, and the fields that are given."""
     if llama.model_type not in LLAMA_MODEL_TYPES:
         raise ValueError(
             f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r} "
@@ -275,26 +277,21 @@ def _config_from_llama(
             "something else from weights of the same names"
         )
     values = llama.to_dict()
-    dropped = _FILE_FIELDS + (("id2label", "label2id") if "num_labels" in fields else ())
+    dropped = _FILE_FIELDS + (("id2label", "label2id") if "num_labels" in given else ())
     for name in dropped:
         values.pop(name, None)
-    check_shapes(llama, fields)
-    return cls.config_class(**{**values, **fields})
-
-
-def _check_projections(
-    cls: type[PreTrainedDecoder], config: DecoderConfig, fields: Mapping[str, Any]
-) -> None:
-    """Raise ``ValueError`` if a layer would have no place for one of the LLaMA's projections."""
+    check_shapes(llama, given)
+    # Before the plain fields, with which a variant that shares keys and values would share none.
+    config = cls.config_class(**{**values, **given})
     layers = range(config.num_hidden_layers)
-    absent = sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers)
-    if absent:
-        given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    if absent := sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers):
+        fields = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
-            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} lack a key or "
-            "value projection of a LLaMA, so that it cannot begin as the LLaMA; choose fields with "
-            "which every layer has both, or train a new model (layermem.build)"
+            f"with {fields or 'its defaults'} {absent} of the {len(layers)} layers of "
+            f"{cls.__name__} lack a key or value projection of a LLaMA, so that it cannot begin as "
+            "the LLaMA; choose a variant whose layers have both, or train a new model"
         )
+    return cls.config_class(**{**values, **cls.variant.plain_fields_beside(given), **given})
 
 
 def _refuse_config_and_state_dict(kwargs: Mapping[str, Any]) -> None:

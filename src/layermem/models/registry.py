@@ -93,7 +93,7 @@ def declare(
         setattr(sys.modules[config.__module__], cls.__name__, cls)
         return cls
 
-    config.model_type, config.variant = f"{PREFIX}{name}", variant
+    config.model_type, config.variant_class = f"{PREFIX}{name}", variant
     attributes = {"variant": variant, "__annotations__": {"config": config}}
     root = make_class("PreTrained", (base,), "Base of the variant's model classes.", **attributes)
     decoder = make_class("Model", (root, Decoder), "Token ids to hidden states.")

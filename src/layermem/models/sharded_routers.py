@@ -42,11 +42,8 @@ class SourceHeads(TensorParallelLayer):
         if not isinstance(module, StaticRouter):
             return module
 
-        # Looked up here: torch.compile cannot follow a mapping proxy next to transformers' styles.
-        names = tuple(module.weight_names.values())
-
         def forward(router: StaticRouter, query: Tensor, slots: Sequence[Slot]) -> Slot:
-            return route_own_heads(router, names, slots, mesh)
+            return route_own_heads(router, slots, mesh)
 
         # Bound to the router, so that a copy of it (of PEFT) is called with its own weights.
         module.is_shared = True
@@ -54,29 +51,19 @@ class SourceHeads(TensorParallelLayer):
         return module
 
 
-def route_own_heads(
-    router: StaticRouter, names: Sequence[str], slots: Sequence[Slot], mesh: Any
-) -> Slot:
-    """Route slots [B, R / n, T, E] of each of the n processes of ``mesh`` to as many heads.
-
-    ``names`` are those of the router's weights.
-    """
-    own = _own_heads(router.num_heads, mesh)
+def route_own_heads(router: StaticRouter, slots: Sequence[Slot], mesh: Any) -> Slot:
+    """Route slots [B, R / n, T, E] of each of the n processes of ``mesh`` to as many heads."""
+    own, weights = _own_heads(router.num_heads, mesh), router.named_weights().values()
     if router.grain != "pair":
         # Each head reads itself alone.
         rows = own if router.grain == "head" else slice(None)
-        return router.route_by(
-            slots, *(_sum_gradient(getattr(router, name), mesh)[rows] for name in names)
-        )
+        return router.route_by(slots, *(_sum_gradient(w, mesh)[rows] for w in weights))
     if not router.is_learned:
         # A constant weight takes each head from the same head of every source.
         weight = _columns(router.weight[own], own, router.num_heads)
         return router.route_by(slots, weight)
-    weights = (
-        _columns(_sum_gradient(getattr(router, name), mesh), own, router.num_heads)
-        for name in names
-    )
-    key, value = router.route_by(slots, *weights)
+    parts = (_columns(_sum_gradient(w, mesh), own, router.num_heads) for w in weights)
+    key, value = router.route_by(slots, *parts)
     # [R, 2, B, T, E]: the heads lie first, as the processes share them.
     routed = _sum_and_scatter(torch.stack((key, value)).transpose(0, 2).contiguous(), mesh)
     key, value = routed.transpose(0, 2).unbind()

@@ -5,7 +5,6 @@ Letters: R key-value heads, S source layers.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -31,8 +30,8 @@ class StaticRouter(Memory):
     ``weight_names`` to {"keys": "weight", "values": the other's name}.
     """
 
-    # The name of each weight, by what it reads.
-    weight_names: ClassVar[Mapping[str, str]] = MappingProxyType({"keys and values": "weight"})
+    # The name of each weight, by what it reads. Dynamo traces a dict, and no MappingProxyType.
+    weight_names: ClassVar[Mapping[str, str]] = {"keys and values": "weight"}
     weight: Tensor
 
     def __init__(

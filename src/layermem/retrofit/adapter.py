@@ -217,7 +217,8 @@ def _describe(model: nn.Module) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "base": {
-            "name": name,
+            # With ./ before it, a folder is never looked for on the hub.
+            "name": os.path.join(os.curdir, name) if name and Path(name).is_dir() else name,
             "licence": read_licence(name) if name else None,
             "revision": commit_of(config),
             "fingerprints": _hash_weights(attachment),

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from layermem.models.configuration import STUB_NAME, write_stub
+from layermem.models.configuration import STUB_NAME, DecoderConfig, write_stub
 
 MODEL_TYPE = "layermem_attached"
 _PREFIX = "Attached"
@@ -59,6 +59,7 @@ class _HostWithMemory:
     """What the config of a host's class has beside its own fields, while memory is attached."""
 
     host_class: ClassVar[type[PreTrainedConfig]]
+    auto_map = DecoderConfig.auto_map
     layer_memory: dict[str, Any]
 
     def to_json_string(self, use_diff: bool = True) -> str:

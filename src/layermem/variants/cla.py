@@ -13,8 +13,7 @@ arXiv 2406.09297. Deviation: CLA begins with the group of the first layer, the p
 patterns that keep the first layer apart (``kv_source_layers=[0, 1, 1, 3, 3, ...]``).
 """
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from huggingface_hub.dataclasses import strict
 
@@ -75,10 +74,6 @@ class Cla(Variant[ClaConfig]):
 
     source = "2405.12981"
     plain_fields = {"sharing": 1}
-
-    @classmethod
-    def plain_fields_beside(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {} if given.get("kv_source_layers") else cls.plain_fields
 
     @classmethod
     def lenders(cls, config: ClaConfig, layer_idx: int) -> tuple[int, ...]:

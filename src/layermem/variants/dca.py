@@ -84,7 +84,7 @@ def source_names(config: DcaConfig, layer_idx: int) -> tuple[str, ...]:
 
 def _ways(config: DcaConfig, layer_idx: int) -> tuple[str, ...]:
     """Return what has a sum: queries and what a layer projects, which in a pair may be nothing."""
-    return ("query", *config.variant.projects(config, layer_idx))
+    return ("query", *config.variant_class.projects(config, layer_idx))
 
 
 @final

@@ -96,7 +96,7 @@ class LimeConfig(DecoderConfig):
     """For what a router has a number, at each source layer: "pair" each pair of a head and a source
     head; "head" each head, which reads the same head of other layers; "layer" all heads."""
 
-    storage: Literal["half"] | int | list[int] | None = number(None, at_least(0))
+    storage: str | int | list[int] | None = number(None, at_least(0))
     """The layers with keys and values of their own, and entries in the cache: None all; "half" the
     first and every second one after it; a number of lowest ones; or a list that begins with 0."""
     upper: Literal["borrow", "mix"] = "borrow"
@@ -114,8 +114,9 @@ class LimeConfig(DecoderConfig):
         """Return the layers with keys and values of their own, ascending."""
         if self.storage is None:
             return range(self.num_hidden_layers)
-        if self.storage == "half":
-            return range(0, self.num_hidden_layers, 2)
+        if isinstance(self.storage, str):
+            # Of another word none, which is refused.
+            return range(0, self.num_hidden_layers, 2) if self.storage == "half" else ()
         return range(self.storage) if isinstance(self.storage, int) else self.storage
 
     def storing_below(self, layer: int) -> tuple[int, ...]:
@@ -328,10 +329,11 @@ class _Router(StaticRouter):
             initialization.copy_(weight, initial)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        was_meta = self.weight.is_meta
+        was = self.weight
         super()._apply(partial(_not_narrower, fn) if self.keeps_32_bits else fn, recurse)
-        if self.init == "average" and was_meta and not self.weight.is_meta:
-            # Of `to_empty`: no checkpoint has constants.
+        is_new = was.is_meta or was.dtype != self.weight.dtype
+        if self.init == "average" and is_new and not self.weight.is_meta:
+            # No checkpoint has constants (`to_empty`), and cast ones are not exact.
             self.reset_parameters()
         return self
 
@@ -341,7 +343,7 @@ class _Router(StaticRouter):
         if self.grain == "head":
             own.fill_(1)
         if self.init == "average":
-            return own / len(self.sources)
+            return own.double() / len(self.sources)
         return own / 2 if self._halves(reads) else own
 
     def _halves(self, reads: str) -> bool:
@@ -395,7 +397,7 @@ class LimeRouter(_Router):
 class LimeSeparateRouters(_Router):
     """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R]."""
 
-    weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
+    weight_names = {"keys": "weight", "values": "value_weight"}
 
     value_weight: Tensor
 

@@ -224,7 +224,7 @@ class LimeHidden(Variant[LimeHiddenConfig]):
 
     @classmethod
     def _mixes(cls, config: LimeHiddenConfig, layer_idx: int) -> bool:
-        return layer_idx > 0 and bool(config.variant.projects(config, layer_idx))
+        return layer_idx > 0 and bool(config.variant_class.projects(config, layer_idx))
 
 
 declare("lime_hidden", LimeHiddenConfig, LimeHidden, base=TopPMethods)

@@ -263,7 +263,7 @@ class Mudd(Variant[MuddConfig]):
 
 def _parts(config: MuddConfig, layer_idx: int) -> tuple[Part, ...]:
     """Return what a layer projects, which in a pair the other variant decides."""
-    parts: tuple[Part, ...] = config.variant.projects(config, layer_idx)
+    parts: tuple[Part, ...] = config.variant_class.projects(config, layer_idx)
     return parts
 
 

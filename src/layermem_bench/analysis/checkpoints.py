@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from layermem.models.checkpoints import naming_source
 from layermem.models.hub import find_commit
 from layermem.retrofit.loading import (
     check_causal,
@@ -139,7 +140,7 @@ def _load_whole(
 
 def _load_bare(location: Path | str, **options: Any) -> tuple[Any, list[str]]:
     """Return a model without attached memory, and the names of its missing weights."""
-    with _explain_missing_model(location):
+    with _explain_missing_model(location), naming_source(location):
         model, loading = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, **options
         )
@@ -209,7 +210,7 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         tokenizer=_load_tokenizer(location) if has_tokenizer else _load_tokenizer(base, revision),
         run=run,
         text=_text_of(run, lineage),
-        goes_on=_goes_on(run, lineage),
+        goes_on=_goes_on(lineage),
         folder=folder if is_run else None,
         base=None if base == location else base,
         revision=revision,
@@ -225,11 +226,8 @@ def _lineage_of(location: Path | str, revision: str | None = None) -> Lineage | 
         return None
 
 
-def _goes_on(run: Run | None, lineage: Lineage | None) -> bool:
+def _goes_on(lineage: Lineage | None) -> bool:
     """Return whether our runs went on from a model of others."""
-    # Those of earlier versions name a teacher of others as what they went on from.
-    if run is not None and not (run.model.pretrained or run.host.model):
-        return False
     return lineage is not None and lineage.before is not None and bool(lineage.trained)
 
 

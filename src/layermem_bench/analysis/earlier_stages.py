@@ -46,7 +46,7 @@ class Lineage:
     """Model that the first stage started from, of unknown training; None: new weights."""
     stages: tuple[Stage, ...] = ()
     taught_by: tuple[str, ...] = ()
-    """Models of unknown training that stages learnt from as their teachers."""
+    """Of earlier versions: models that stages learnt from by distillation."""
 
     @property
     def trained(self) -> tuple[Stage, ...]:
@@ -58,21 +58,10 @@ class Lineage:
         """Return the lineage of a model that one more stage has trained."""
         return replace(self, stages=(*self.stages, stage))
 
-    def with_teacher(self, teacher: "Lineage") -> "Lineage":
-        """Return what a model has learnt when it has learnt from another too."""
-        teachers = dict.fromkeys(filter(None, (*self.taught_by, teacher.before)))
-        teachers |= dict.fromkeys(teacher.taught_by)
-        stages = dict.fromkeys((*self.stages, *teacher.stages))
-        return replace(self, stages=tuple(stages), taught_by=tuple(teachers))
-
     def __str__(self) -> str:
-        unknown = []
-        if self.before:
-            unknown.append(f"{self.before}, whose training data are unknown")
-        if self.taught_by:
-            unknown.append(f"taught by {' and '.join(self.taught_by)}, of unknown training data")
+        unknown = self.before and f"{self.before}, whose training data are unknown"
         runs = ", ".join(stage.run_id for stage in self.stages)
-        return ", then ".join(filter(None, (*unknown, runs)))
+        return ", then ".join(filter(None, (unknown, runs)))
 
 
 def stage_of(run: Run, content: tuple[str, ...]) -> Stage:
@@ -90,18 +79,6 @@ def write_lineage(config: Any, lineage: Lineage) -> None:
     setattr(config, FIELD, sealed(to_dict(lineage)))
 
 
-def write_conversion(config: Any, source: str, text: str) -> None:
-    """Write into a converted model's config that layers were fitted to some of a text.
-
-    ``source`` is where the model was, of unknown training where its config has no lineage.
-    """
-    fields = {k: v for k, v in getattr(config, FIELD, {}).items() if k != "digest"}
-    lineage = from_dict(Lineage, fields, "") if fields else Lineage(before=source)
-    data = Data(source=text)
-    content = _digests_of_files(data, text)
-    write_lineage(config, lineage.followed_by(Stage(run_id=CONVERSION, data=data, content=content)))
-
-
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
     """Return the lineage of a saved model; see ``read_lineage_fields`` for what is refused."""
     fields = read_lineage_fields(location, revision)
@@ -114,19 +91,14 @@ def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
 
 
 def check_earlier_stages(run: Run) -> Lineage:
-    """Raise where a stage of the model that a run starts from, or of its teacher, was trained on
-    its held-out data; return the stages, of which new weights have none."""
+    """Raise where a stage of the model that a run starts from was trained on its held-out data;
+    return the stages, of which new weights have none."""
     # With from_config, host.model has the tokenizer alone.
     start = None if run.records.from_config else run.model.pretrained or run.host.model
     lineage = Lineage()
     if start is not None:
         lineage = read_lineage(start, run.host.revision)
         _check_stages(run, lineage, f"{start}, which this run starts from, was trained by")
-    if run.teacher.model is not None:
-        taught = read_lineage(run.teacher.model, run.host.revision)
-        told = f"{run.teacher.model}, which this run learns from, was trained by"
-        _check_stages(run, taught, told)
-        lineage = lineage.with_teacher(taught)
     return lineage
 
 

@@ -74,24 +74,6 @@ _PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "list": listing.parse,
     "models": models.parse,
 }
-FORMER = {
-    "finetune": "train --host MODEL ...",
-    "sweep": "study PRESET ...",
-    "arena": "study BOARD,BOARD ...",
-    "reproduce": "study paper/NAME ..., and list studies",
-    "retrofit": "study retrofit MODEL ...",
-    "encoders": "study encoders RECORDS ...",
-    "perplexity": "eval CHECKPOINT ... --tasks ppl=FILE",
-    "blimp": "eval CHECKPOINT ... --tasks blimp=DIR",
-    "solve": "eval RUN ... --tasks TASK",
-    "curves": "report RUN ... --figure FILE",
-    "presets": "list presets",
-    "variants": "list variants",
-    "tasks": "list tasks [NAME]",
-    "convert": "models convert ...",
-    "generate": "models generate ...",
-}
-"""What commands are called that had names of their own."""
 _PLUGIN = "--plugin"
 # Errors whose message says what is wrong; of others the kind and the place are needed too.
 _TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
@@ -144,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check_command(name: str) -> None:
-    """Exit where there is no command of a name, with the nearest one or the one it became."""
-    if name in FORMER:
-        sys.exit(f"layermem: {name} is now: layermem {FORMER[name]}")
+    """Exit where there is no command of a name, with the nearest one."""
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"

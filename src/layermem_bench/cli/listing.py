@@ -2,20 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from layermem.models.number_ranges import at_least, between, number
 from layermem_bench.cli.options import read_options
-from layermem_bench.cli.screen import bars, format_plainly, screen, show
-
-if TYPE_CHECKING:
-    from layermem_bench.efficiency.run_costs import RunCost
-    from layermem_bench.report.page import Table
+from layermem_bench.cli.screen import format_plainly, screen, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +26,6 @@ class ListAny:
 @dataclass(frozen=True, kw_only=True)
 class ListPresets:
     """List presets with what they cost as the plain decoder."""
-
-    measure: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Measure training steps of every preset that this machine can train, plain and LIMe, on a GPU
-    if there is one, else on one thread of the CPU; takes minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +109,10 @@ def _presets(options: ListPresets) -> None:
     from layermem_bench.report.numbers import with_unit
     from layermem_bench.report.page import Table
 
-    costs, rows = dict[str, "RunCost"](), list[list[Any]]()
+    rows = list[list[Any]]()
     for name in presets.names():
         try:
-            cost = costs[name] = run_cost(presets.get_preset(name))
+            cost = run_cost(presets.get_preset(name))
         # A plugin's function may raise anything: the others are listed all the same.
         except Exception as error:
             rows.append([name, "", "", "", f"cannot be trained: {error}"])
@@ -130,8 +122,6 @@ def _presets(options: ListPresets) -> None:
     header = ["preset", "parameters", "tokens", "FLOPs", "what it is"]
     caption = f"Parameters and FLOPs: of plain. Variants: {', '.join(_variant_names())}"
     show(Table(header=header, rows=rows, caption=caption))
-    if options.measure:
-        show(_measured_presets(costs))
 
 
 def _variant_names() -> list[str]:
@@ -140,39 +130,6 @@ def _variant_names() -> list[str]:
 
     registry = sys.modules.get("layermem.models.registry")
     return [row.name for row in read_facts()] if registry is None else registry.variants()
-
-
-def _measured_presets(costs: Mapping[str, "RunCost"]) -> "Table":
-    """Return a table of the time and memory of each preset, measured while a bar shows progress."""
-    from layermem_bench.efficiency.measuring import describe_machine, device_and_precision
-    from layermem_bench.efficiency.run_costs import measure_runs
-    from layermem_bench.report.numbers import format_duration, in_bytes
-    from layermem_bench.report.page import Table
-
-    rows = []
-    with bars() as progress:
-        bar = progress.add_task("measuring", total=len(costs))
-        for (name, cost), measured in zip(
-            costs.items(), measure_runs([*costs.values()]), strict=True
-        ):
-            progress.advance(bar)
-            if measured is None:
-                rows.append([name, "too large for this machine", "", "", ""])
-                continue
-            micro_batches = cost.sequences / cost.micro_batch
-            steps = [measured[arm] for arm in ("plain", "lime")]
-            times = [format_duration(step.seconds * micro_batches) for step in steps]
-            peaks = [step.peak for step in steps]
-            memory = ["unknown" if peak is None else in_bytes(peak, 3) for peak in peaks]
-            rows.append([name, *times, *memory])
-    device, precision = device_and_precision()
-    return Table(
-        header=["preset", "time: plain", "LIMe", "memory: plain", "LIMe"],
-        rows=rows,
-        caption=f"{describe_machine(device)}, {precision}, eager; time of the whole run, from the "
-        "median of three micro-batches (forward, backward, AdamW), without validation; peak memory "
-        "of model, optimizer and one micro-batch",
-    )
 
 
 def _variants(options: ListVariants) -> None:

@@ -3,17 +3,15 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from layermem.generation.prompts import GenerationSettings
-from layermem.models.number_ranges import at_least, number
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import bars, screen
 
@@ -58,8 +56,7 @@ class Convert:
     """Convert a LLaMA, our plain decoder, a checkpoint of LIMe's released code, or one of llama2.c.
 
     Which of these SOURCE is, is told by its files. The new model computes what the source
-    computes; with --storage it does not: its loss is much higher (of SmolLM2 135M 5.7 in place of
-    2.9) until it is trained further.
+    computes.
     """
 
     source: tyro.conf.Positional[str]
@@ -77,37 +74,6 @@ class Convert:
     """Folder of the tokenizer, or llama2.c's tokenizer.bin; None: that of the source."""
     force: bool = False
     """Replace TARGET if it is a saved model."""
-    storage: str | None = None
-    """Let layers do without keys and values of their own, in a LIMe that needs further training:
-    "half", a number of lowest layers that keep theirs, or their numbers (0,2,5). The others borrow,
-    by maps that are fitted on --text."""
-    text: str | None = None
-    """With --storage: a text to fit on, as train reads it (file, folder, hub name, stdlib)."""
-    tokens: int = number(32768, at_least(1))
-    """With --storage: tokens of the text to fit on; as many as a fourth of it, which come after
-    them, measure the loss before and after."""
-    method: Literal["fit", "heads", "average", "copy"] = "fit"
-    """With --storage: "fit" queries and outputs to what is borrowed of one layer; "heads": the
-    same, and each head borrows from the best head of any storage layer below, with which vLLM
-    saves no memory; "average" the
-    projections of a layer and of those that borrow from it; "copy": change nothing."""
-
-    def __post_init__(self) -> None:
-        if self.storage is not None and self.text is None:
-            raise ValueError("--storage needs --text FILE, on which its maps are fitted")
-        for name in ("text", "tokens", "method") if self.storage is None else ():
-            if (value := getattr(self, name)) != getattr(Convert, name):
-                raise ValueError(
-                    f"--{name} {value} is for layers that store nothing: add --storage (half), or "
-                    f"leave --{name} out"
-                )
-        if self.storage is not None and self.variant not in (None, "lime"):
-            raise ValueError(
-                f"--storage makes a LIMe, got --variant {self.variant}; leave it out, or convert "
-                "without --storage"
-            )
-        if self.storage is not None:
-            parse_storage(self.storage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,18 +168,13 @@ def _convert(options: Convert) -> None:
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)
-    fields = parse_options(options.options)
-    change: Callable[[Any, Any], Any] | None = None
-    if options.storage is not None:
-        change, fields = partial(_let_layers_borrow, options, fields), {}
     written = convert(
         options.source,
         options.target,
-        variant=options.variant if change is None else "plain",
-        fields=fields,
+        variant=options.variant,
+        fields=parse_options(options.options),
         tokenizer=options.tokenizer,
         force=options.force,
-        change=change,
     )
     logger.info(
         "wrote %s: %s, %s parameters, %s",
@@ -222,82 +183,6 @@ def _convert(options: Convert) -> None:
         f"{written.parameters:,}",
         "with its tokenizer" if written.has_tokenizer else "without a tokenizer (--tokenizer)",
     )
-
-
-def _let_layers_borrow(
-    options: Convert, fields: Mapping[str, Any], plain: Any, tokenizer: Any
-) -> Any:
-    """Return a LIMe with storage that begins near a plain decoder; show how near it is."""
-    import torch
-
-    from layermem.convert.storage import config_with_storage, with_storage
-    from layermem_bench.analysis.earlier_stages import write_conversion
-    from layermem_bench.data.fitting_text import blocks_of_text, mean_loss
-
-    if tokenizer is None:
-        raise ValueError("the text to fit on needs the model's tokenizer: give --tokenizer")
-    storage = parse_storage(str(options.storage))
-    # Before a text is read.
-    config_with_storage(plain.config, storage, method=options.method, **fields)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    plain.to(device)
-    length = min(1024, plain.config.max_position_embeddings)
-    blocks = blocks_of_text(str(options.text), tokenizer, length, options.tokens * 5 // 4)
-    blocks = blocks.to(device)
-    fitted = -(-options.tokens // length)
-    if len(blocks) <= fitted:
-        raise ValueError(
-            f"{options.text} has {len(blocks) * length:,} tokens in whole sequences of {length}, "
-            f"fewer than the {options.tokens * 5 // 4:,} to fit on and to measure; give a longer "
-            "text or a smaller --tokens"
-        )
-    model, rows = with_storage(
-        plain,
-        storage,
-        blocks[:fitted].split(4),
-        method=options.method,
-        **fields,
-    )
-    for row in rows:
-        logger.info(
-            "layer %d borrows: its heads read layer:head %s; explained: keys %s, values %s",
-            *(row.layer, _shown_heads(row.heads), _share(row.keys), _share(row.values)),
-        )
-    before, after = (mean_loss(each, blocks[fitted:]) for each in (plain, model.to(device)))
-    held = len(model.config.storing()) / model.config.num_hidden_layers
-    logger.info(
-        "loss on %s tokens that were not fitted on: %.4f before, %.4f now, at %.0f%% of the cache",
-        *(f"{blocks[fitted:].numel():,}", before, after, 100 * held),
-    )
-    if options.method in ("fit", "heads"):
-        write_conversion(model.config, options.source, str(options.text))
-    return model
-
-
-def parse_storage(text: str) -> str | int | list[int]:
-    """Return the value of ``LimeConfig.storage``: "half", a number, or a list from 0,2,5."""
-    if text == "half":
-        return text
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(
-            f'--storage is "half", a number of lowest layers, or layers as 0,2,5, got {text!r}'
-        ) from error
-    return numbers if "," in text else numbers[0]
-
-
-def _shown_heads(heads: Sequence[Sequence[int]]) -> str:
-    """Return layer and head that each head reads, as "2:0"; of keys and of values "2:0/0:1"."""
-    shown = []
-    for head in heads:
-        parts = dict.fromkeys((f"{head[0]}:{head[1]}", f"{head[2]}:{head[3]}"))
-        shown.append("/".join(parts))
-    return " ".join(shown)
-
-
-def _share(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.1%}"
 
 
 def _generate(options: Generate) -> None:

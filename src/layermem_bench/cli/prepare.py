@@ -87,11 +87,13 @@ def prepare(options: Prepare, command: str) -> None:
         logger.info("the tasks are submitted; the last one of them makes %s", folder)
         return
     train, valid = read_folder(folder, tokenizer)
+    data = options.data
+    held_out = f" {data.validation}" if data.validation else f"-share {data.validation_share:g}"
     logger.info(
-        "%s: tokens for training %s, for validation %s",
-        folder,
-        f"{train.tokens:,}",
-        f"{valid.tokens:,}",
+        "%s: tokens for training %s, for validation %s; they are read by layermem train PRESET "
+        "--data.source %s --data.tokenizer %s --data.validation%s",
+        *(folder, f"{train.tokens:,}", f"{valid.tokens:,}", options.source),
+        *(data.tokenizer, held_out),
     )
 
 

@@ -20,9 +20,6 @@ class Report:
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
-    same_text: bool = False
-    """Compare runs on text that recorded different digests of it: it is the same text, by the same
-    tokenizer, and its file was compressed otherwise. The page says so; checkpoints are asked."""
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
     evaluation: tuple[Path, ...] = ()
@@ -62,7 +59,7 @@ def report(options: Report, command: str) -> None:
         from layermem_bench.report.drawings import draw_curves
         from layermem_bench.study.run_folders import find_comparable, name_arms
 
-        runs = find_comparable(options.runs, same_text=options.same_text)
+        runs = find_comparable(options.runs)
         draw_curves(runs, name_arms(runs), options.figure)
         logger.info("%s", options.figure)
         return
@@ -76,7 +73,6 @@ def report(options: Report, command: str) -> None:
         options.runs,
         options.out,
         against=options.against,
-        same_text=options.same_text,
         command=command,
     )
     further = given_sections(result, options.analysis, options.evaluation, options.costs)
@@ -95,5 +91,5 @@ def _export(options: Report, path: Path, command: str) -> None:
     folders = [each for each in options.runs if each.suffix != ".json"]
     results = [read_result(StudyResult, each) for each in records]
     if folders:
-        results.append(gather_runs(folders, same_text=options.same_text, command=command))
+        results.append(gather_runs(folders, command=command))
     logger.info("%s: %d rows", path, export(results, path))

@@ -196,10 +196,7 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
         for each in boards
     ]
     bases = dict.fromkeys(each.basis for each in boards)
-    without = dict.fromkeys(each.without for each in boards if each.without)
-    how = " ".join(f"{basis}: from {UNCERTAINTY[basis]}." for basis in bases) + "".join(
-        f" What {each} adds to a step is left out." for each in without
-    )
+    how = " ".join(f"{basis}: from {UNCERTAINTY[basis]}." for basis in bases)
     header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
     caption = (
         f"Runs that choose rates + those that count. Time of {describe_machine(device())}, {how}"

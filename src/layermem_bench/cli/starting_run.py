@@ -77,13 +77,17 @@ def resolve_run(options: StartingRun) -> Run:
 
 
 def _check_has_effect(run: Run, base: Run) -> None:
-    """Raise where an option of the text has none. What a preset or a recorded config holds beside
-    what counts is left alone."""
+    """Raise where a size or an option of the text has none. What a preset or a recorded config
+    holds beside what counts is left alone."""
     changed = {
         field.name: value
         for field in fields(run.data)
         if (value := getattr(run.data, field.name)) != getattr(base.data, field.name)
     }
+    sizes, usual = run.model.sizes(), base.model.sizes()
+    if run.model.pretrained and sizes != usual:
+        given = ", ".join(f"model.{k}={v}" for k, v in sizes.items() if v != usual[k])
+        raise ValueError(f"{run.model.pretrained} has its own sizes: leave {given} out")
     for name, value in changed.items() if run.task.name else ():
         # The block size is also the number of positions that the model has.
         if name not in ("block_size", "cache"):

@@ -11,8 +11,6 @@ VARIANT = "host"
 # Fields that a run of a model of transformers leaves at their defaults, by part; none named: all.
 _OF_OURS: dict[str, tuple[str, ...]] = {
     "model": (),
-    "regularizer": (),
-    "teacher": (),
     "data": ("tokenizer", "isolate_documents"),
     "task": ("tokenizer",),
     "compute": ("shard", "tensor", "loss_chunk", "checkpoint_every", "async_checkpoints"),

@@ -14,16 +14,15 @@ from layermem.models.number_ranges import (
     SHARE,
     at_least,
     below,
-    between,
     check_numbers,
     number,
 )
 from layermem_bench.config.host import Host, check_run
 from layermem_bench.config.named_options import check_options, merged, parse_options
 from layermem_bench.config.records import Records, check_records
-from layermem_bench.config.run_identity import run_id
+from layermem_bench.config.run_identity import FORMER, run_id
 from layermem_bench.config.task import Task
-from layermem_bench.config.typed_dicts import check_unused, checked, from_dict, to_dict
+from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
 
 STABLE = "warmup_stable_decay"
 """The schedule under which a run can be extended."""
@@ -201,57 +200,9 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regularizer:
-    """A penalty that is added to the loss of every training step; validation is without it."""
-
-    penalty: Literal["seq_vcr"] | None = None
-    """"seq_vcr": Seq-VCR, which keeps the last hidden states of different sequences apart (arXiv
-    2411.02344). Covariances are over the sequences that a process computes at once, so that
-    compute.micro_batch changes them. None: no penalty."""
-    variance_weight: float = number(1.0, at_least(0))
-    """Weight of the term that asks each feature to vary over sequences."""
-    covariance_weight: float = number(0.004, at_least(0))
-    """Weight of the term that asks features to vary independently."""
-    width: int = number(2048, at_least(2))
-    """Features that hidden states are projected to, by a matrix that is trained with the model and
-    is no part of it."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "regularizer.")
-        if self.penalty is None:
-            why = "a run with a penalty, and regularizer.penalty is off: add it (seq_vcr), or "
-            check_unused(self, "regularizer.", why)
-        if self.variance_weight == self.covariance_weight == 0:
-            raise ValueError(
-                "regularizer.variance_weight and covariance_weight are both 0, so that there is no "
-                "penalty: leave regularizer.penalty out, or make one positive"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Teacher:
-    """A model whose predictions a run learns beside its text or problems (distillation); validation
-    is without it."""
-
-    model: str | None = None
-    """Folder of a saved model with the run's tokenizer, or a hub name; None: no teacher. It is
-    trained no further, and every process holds it."""
-    weight: float = number(0.5, between(0, 1))
-    """Share of the loss that is the divergence of the model's predictions from the teacher's, in
-    nats a label; the rest is the loss itself, which rows and validation have alone."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "teacher.")
-        if self.model is None:
-            why = "a run with a teacher, and teacher.model is not given: add it, or "
-            check_unused(self, "teacher.", why)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How the run is carried out; except for rounding this does not change what is computed, but
-    for micro_batch where there is a penalty (--regularizer.penalty). With another precision it is
-    another run."""
+    """How the run is carried out; except for rounding this does not change what is computed. With
+    another precision it is another run."""
 
     micro_batch: int = number(32, at_least(1))
     """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
@@ -346,10 +297,6 @@ class Run:
     """Generated problems in place of text."""
     optim: Optim = field(default_factory=Optim)
     """Optimizer and learning-rate schedule."""
-    regularizer: Regularizer = field(default_factory=Regularizer)
-    """Penalty added to the loss."""
-    teacher: Teacher = field(default_factory=Teacher)
-    """Model whose predictions are learnt too."""
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
     records: Records = field(default_factory=Records)
@@ -368,32 +315,6 @@ class Run:
             )
         check_run(self)
         check_records(self)
-        self._check_teacher()
-
-    def _check_teacher(self) -> None:
-        """Raise where a teacher cannot be heard, or what is asked has no effect beside it."""
-        if self.teacher.model is None:
-            return
-        begin = f"teacher.model={self.teacher.model}"
-        if self.records.source is not None:
-            raise ValueError(
-                f"{begin} is of runs on text or problems, not on records: leave it out"
-            )
-        if self.compute.tensor > 1:
-            raise ValueError(
-                f"{begin} with compute.tensor={self.compute.tensor} is not supported: leave one out"
-            )
-        if self.compute.loss_chunk:
-            raise ValueError(
-                f"compute.loss_chunk={self.compute.loss_chunk} has no effect with {begin}, since "
-                "all predictions of a micro-batch are compared with its own: leave it out, and "
-                "lower compute.micro_batch where memory is short"
-            )
-
-    @property
-    def added_loss(self) -> str | None:
-        """The teacher or the penalty that training adds to the loss of the labels."""
-        return self.teacher.model or self.regularizer.penalty
 
     @property
     def id(self) -> str:
@@ -402,7 +323,12 @@ class Run:
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:
-    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults."""
+    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults.
+
+    Parts that runs of earlier versions have are left out where they were off.
+    """
+    if isinstance(values, Mapping):
+        values = {k: v for k, v in values.items() if k not in FORMER or v != FORMER[k]}
     return from_dict(Run, values, "")
 
 
@@ -413,7 +339,6 @@ __all__ = [
     "Model",
     "Optim",
     "Records",
-    "Regularizer",
     "Run",
     "Task",
     "checked",

@@ -41,7 +41,6 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
         *("lr", "schedule", "min_lr", "warmup_steps", "router_lr", "weight_decay", "beta1"),
         *("beta2", "eps", "clip", "batch_size"),
     ),
-    "regularizer": ("penalty", "variance_weight", "covariance_weight", "width"),
     "host": ("model", "revision", "memory", "window", "train"),
     "records": (
         *("source", "kind", "validation", "validation_share", "fields", "label", "max_length"),
@@ -51,14 +50,10 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 }
 """Fields that decide, by the part of the run that holds them; "": the run itself."""
 DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
-    # A penalty is computed over the sequences that a process computes at once.
-    "compute.micro_batch": lambda run: run.regularizer.penalty is not None,
     "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
     # Runs that were recorded before these fields have no others.
     "data.mixture": lambda run: bool(run.data.mixture),
     "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
-    "teacher.model": lambda run: run.teacher.model is not None,
-    "teacher.weight": lambda run: run.teacher.model is not None,
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }
@@ -71,6 +66,7 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "keep": "how many checkpoints are kept",
     "track": "who is sent the rows",
     "data.cache": "where prepared text is kept",
+    "compute.micro_batch": "rounding",
     "compute.compile": "rounding",
     "compute.checkpoint_activations": "memory for time; the same numbers are computed again",
     "compute.checkpoint_every": "memory for time; the same numbers are computed again",
@@ -84,6 +80,18 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.ddp_timeout": "how long processes wait for each other",
 }
 """Fields that do not decide, each with the reason."""
+FORMER: Mapping[str, Mapping[str, Any]] = {
+    "regularizer": {
+        "penalty": None,
+        "variance_weight": 1.0,
+        "covariance_weight": 0.004,
+        "width": 2048,
+    },
+    "teacher": {"model": None, "weight": 0.5},
+}
+"""Parts that runs of earlier versions have, as they were where they were off."""
+# What they add to the id of every run, so that runs recorded with them keep theirs.
+_FORMER_DECIDED = {f"regularizer.{name}": value for name, value in FORMER["regularizer"].items()}
 # Lists of NAME=VALUE, whose order says nothing.
 _OPTIONS = ("model.options", "task.options")
 
@@ -111,7 +119,7 @@ def _floats(owner: Any) -> set[str]:
 
 def run_id(run: Any) -> str:
     """Return twelve hexadecimal digits: two runs have the same ones where they are one run."""
-    text = json.dumps(identity(run), sort_keys=True)
+    text = json.dumps(identity(run) | _FORMER_DECIDED, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -130,16 +130,6 @@ def check_counted(run: Run) -> None:
             f"host.model={run.host.model!r}: what a model of transformers takes is not counted in "
             "closed form; take a preset without --host"
         )
-    if run.regularizer.penalty is not None:
-        raise ValueError(
-            f"regularizer.penalty={run.regularizer.penalty!r} takes memory that is not counted in "
-            "closed form; take a preset without a penalty"
-        )
-    if run.teacher.model is not None:
-        raise ValueError(
-            f"teacher.model={run.teacher.model!r}: what a teacher takes is not counted in closed "
-            "form; take a preset without a teacher"
-        )
     if run.compute.checkpoint_every > 1:
         raise ValueError(
             f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some "

@@ -15,8 +15,13 @@ from layermem_bench.analysis.earlier_stages import read_lineage, stages_on
 from layermem_bench.config.run import Data
 from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.evals import Tell, adjust
-from layermem_bench.evals.perplexity import Perplexity, check_context, longest_context, perplexity
-from layermem_bench.evals.token_kinds import SpanLoss
+from layermem_bench.evals.perplexity import (
+    Perplexity,
+    PositionLoss,
+    check_context,
+    longest_context,
+    perplexity,
+)
 from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import p_value, ratio_interval
 
@@ -34,21 +39,7 @@ _LOSSES = Table(
     "for both, and not over seeds of training; p-values of the same, adjusted by Holm's method for "
     "the models of a row.",
 )
-_REPEATED, _FREQUENT, _ABLATED = "loss by repetition", "loss by frequency", "loss without weights"
-_KINDS = {
-    _REPEATED: Table(
-        better="lower",
-        is_share=False,
-        caption="Nats per token by the length of the longest sequence, ending with the predicted "
-        "token, that its window has before it: 0 if the token itself is new there.",
-    ),
-    _FREQUENT: Table(
-        better="lower",
-        is_share=False,
-        caption="Nats per token by the rank of the predicted token among those of the documents: "
-        "the most frequent ones that make up half of them, half of the rest, and so on.",
-    ),
-}
+_ABLATED = "loss without weights"
 _WITHOUT = Table(
     better="lower",
     is_share=False,
@@ -121,7 +112,7 @@ def prepare_losses(
         measured = {each.name: losses_of(each) for each in opened}
         models = {name: losses[""] for name, losses in measured.items()}
         ablated = tuple(_ablated_rows(measured))
-        tables = {LOSS: _LOSSES, "perplexity": _PERPLEXITY, **_KINDS}
+        tables = {LOSS: _LOSSES, "perplexity": _PERPLEXITY}
         how = _how(models, texts, options) + learnt
         if ablated:
             tables[_ABLATED] = _WITHOUT
@@ -190,14 +181,6 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
         yield row(table=LOSS, name=after, scores=_scores(at_place), at=place.first)
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
     yield row(table="perplexity", name="perplexity", scores=values)
-    # Of other tokens these spans would be other ones.
-    of_same = {name: m for name, m in models.items() if m is first or name in same_tokens}
-    for i, place in enumerate(first.repetitions):
-        spans = {name: m.repetitions[i] for name, m in of_same.items()}
-        yield row(table=_REPEATED, name=_span(place), scores=_scores(spans))
-    for i, place in enumerate(first.frequencies):
-        spans = {name: m.frequencies[i] for name, m in of_same.items()}
-        yield row(table=_FREQUENT, name=f"rank {_span(place)}", scores=_scores(spans))
 
 
 def _ablated_rows(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[Row]:
@@ -226,11 +209,11 @@ def _are_same_bytes(one: Perplexity, other: Perplexity) -> bool:
     return whole and one.documents.bytes == other.documents.bytes
 
 
-def _span(place: SpanLoss) -> str:
+def _span(place: PositionLoss) -> str:
     return f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}"
 
 
-def _scores(spans: Mapping[str, SpanLoss]) -> dict[str, Score]:
+def _scores(spans: Mapping[str, PositionLoss]) -> dict[str, Score]:
     return {
         name: Score(value=span.loss, count=span.tokens)
         for name, span in spans.items()

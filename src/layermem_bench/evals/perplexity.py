@@ -30,13 +30,6 @@ from torch.nn.utils.rnn import pad_sequence
 from layermem_bench.data.sources import cut_document
 from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
 from layermem_bench.evals import in_eval_mode
-from layermem_bench.evals.token_kinds import (
-    LossSums,
-    SpanLoss,
-    repetition_bins,
-    spans_by_frequency,
-    spans_by_repetition,
-)
 
 Predecessor = int | Literal["tokenizer"] | None
 """What stands before a text: an id, what the tokenizer says, or nothing."""
@@ -61,6 +54,17 @@ class Window:
     """Number of tokens, at the end, whose losses are asked for."""
     item: int
     """Number of the document or sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionLoss:
+    """Loss of the tokens that have from ``first`` to ``last`` tokens before them in a window."""
+
+    first: int
+    last: int
+    tokens: int
+    loss: float | None
+    """Nats per token; None: there are no such tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +98,8 @@ class Perplexity:
     changed_documents: int
     """Documents that the tokens do not spell: the tokenizer drops or changes characters, such as
     repeated spaces or capitals, so that fewer bits are needed for the same bytes."""
-    positions: tuple[SpanLoss, ...]
+    positions: tuple[PositionLoss, ...]
     """Loss by the number of tokens before the predicted one in its window."""
-    repetitions: tuple[SpanLoss, ...]
-    """Loss by the length of the longest sequence, ending with the predicted token, that the window
-    has before it; 0: not even the token itself."""
-    frequencies: tuple[SpanLoss, ...]
-    """Loss by the rank of the predicted token, the most frequent one of these documents first."""
     ids_digest: str
     """Digest of all ids: two models' tokens are the same where it is."""
     documents: DocumentLosses
@@ -218,7 +217,7 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
 
 
 class _Documents:
-    """Documents as windows of tokens, and their losses summed by document and by kind of token."""
+    """Documents as windows of tokens, and their losses summed by document and by position."""
 
     def __init__(self, model: Any, tokenizer: Any, context: int, predecessor: Predecessor) -> None:
         self.model, self.tokenizer, self.context = model, tokenizer, context
@@ -228,11 +227,8 @@ class _Documents:
         self.unknown = getattr(tokenizer, "unk_token_id", None)
         self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
         self.unknown_tokens = self.changed_documents = self.predicted = 0
-        # Bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
-        self.by_position = LossSums(context.bit_length())
-        # A sequence of at most context + 1 tokens ends with the predicted one.
-        self.by_repetition = LossSums((context + 1).bit_length() + 1)
-        self.by_token = LossSums(_vocabulary_size(model))
+        # Nats and tokens; bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
+        self.by_position = np.zeros((2, context.bit_length()))
         self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
 
     def windows(self, texts: Iterable[str], stride: int) -> Iterator[Window]:
@@ -280,17 +276,22 @@ class _Documents:
         self.nats[window.item] += float(losses.sum())
         self.tokens[window.item] += window.scored
         self.predicted += window.scored
-        self.by_position.add(self.bin_of[end - window.scored : end], losses)
-        self.by_repetition.add(repetition_bins(window.ids)[-window.scored :], losses)
-        self.by_token.add(window.ids[-window.scored :], losses)
+        bins, (nats, tokens) = self.bin_of[end - window.scored : end], self.by_position
+        np.add.at(nats, bins, losses)
+        np.add.at(tokens, bins, 1)
 
     def result(self) -> Perplexity:
         # Of a document without a token to predict, no byte is predicted either.
         sizes = tuple(size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True))
         nats = math.fsum(self.nats)
         positions = (
-            self.by_position.span(slice(i, i + 1), 2**i, min(2 ** (i + 1) - 1, self.context))
-            for i in range(self.context.bit_length())
+            PositionLoss(
+                first=2**i,
+                last=min(2 ** (i + 1) - 1, self.context),
+                tokens=int(tokens),
+                loss=float(of_bin / tokens) if tokens else None,
+            )
+            for i, (of_bin, tokens) in enumerate(self.by_position.T)
         )
         return Perplexity(
             loss=nats / self.predicted,
@@ -301,8 +302,6 @@ class _Documents:
             unknown_tokens=self.unknown_tokens,
             changed_documents=self.changed_documents,
             positions=tuple(positions),
-            repetitions=spans_by_repetition(self.by_repetition),
-            frequencies=spans_by_frequency(self.by_token),
             ids_digest=self.ids_digest.hexdigest(),
             documents=DocumentLosses(nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=sizes),
         )

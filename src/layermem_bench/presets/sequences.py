@@ -1,8 +1,6 @@
-"""Presets of tasks with queries inside the sequence: recall, chains of assignments, MAD's six.
+"""Presets of tasks with queries inside the sequence: recall and chains of assignments.
 
-Scales are as in ``presets``, which gives these functions their names. MAD's paper tries three
-learning rates with two weight decays and keeps the best:
-``layermem study paper-mad-recall --rates 1e-4 5e-4 1e-3 --decays 0 0.1``.
+Scales are as in ``presets``, which gives these functions their names.
 """
 
 from typing import Any
@@ -113,85 +111,4 @@ def paper_chains() -> Run:
     return _chains(model, 100_000, 100, Optim(lr=5e-5, batch_size=256), options)
 
 
-def _paper_mad(kind: str, examples: int = 12_800) -> Run:
-    """Two layers of width 128, batches of 128, 200 epochs; heads and mlp assumed."""
-    task = Task(name="mad", examples=examples, test=1_280, options=(f"kind={kind}",))
-    optim = Optim(lr=5e-4, batch_size=128, warmup_steps=0, weight_decay=0.0)
-    steps, every = 200 * examples // 128, max(1, 10 * examples // 128)
-    return on_task(task, sizes(128, 2, 8), optim, steps, every)
-
-
-def paper_mad_recall() -> Run:
-    """MAD's in-context recall: 8 keys and 8 values in 128 words."""
-    return _paper_mad("recall")
-
-
-def paper_mad_noisy_recall() -> Run:
-    """MAD's noisy in-context recall: a fifth of the pairs are noise."""
-    return _paper_mad("noisy-recall")
-
-
-def paper_mad_fuzzy_recall() -> Run:
-    """MAD's fuzzy in-context recall: keys and values of up to 3 words."""
-    return _paper_mad("fuzzy-recall")
-
-
-def paper_mad_copying() -> Run:
-    """MAD's selective copying: 16 words between blanks, 256 words in all."""
-    return _paper_mad("copying")
-
-
-def paper_mad_compression() -> Run:
-    """MAD's compression, without its bottleneck (docs/tasks.md): 31 words by their places."""
-    return _paper_mad("compression")
-
-
-def paper_mad_memorization() -> Run:
-    """MAD's memorization: 127 values that stand nowhere, 256 problems."""
-    return _paper_mad("memorization", examples=256)
-
-
-def _tiny_mad(kind: str, *options: str) -> Run:
-    """Two layers of width 64, 640 steps."""
-    task = Task(name="mad", examples=12_800, options=(f"kind={kind}", *options))
-    optim = Optim(lr=3e-3, batch_size=64, warmup_steps=50)
-    return on_task(task, sizes(64, 2, 4), optim, 640, 64, precision="float32")
-
-
-def tiny_mad_recall() -> Run:
-    """MAD's in-context recall in 32 words: minutes on one CPU core."""
-    return _tiny_mad("recall", "length=32")
-
-
-def tiny_mad_noisy_recall() -> Run:
-    """The same with noise: minutes on one CPU core."""
-    return _tiny_mad("noisy-recall", "length=32")
-
-
-def tiny_mad_fuzzy_recall() -> Run:
-    """MAD's fuzzy in-context recall, keys and values of up to 2 words, in 32 words."""
-    return _tiny_mad("fuzzy-recall", "length=32", "key_words=2", "value_words=2")
-
-
-def tiny_mad_copying() -> Run:
-    """MAD's selective copying of 4 words, 32 in all: minutes on one CPU core."""
-    return _tiny_mad("copying", "length=32", "copied=4")
-
-
-def tiny_mad_compression() -> Run:
-    """MAD's compression without its bottleneck, 15 words: minutes on one CPU core."""
-    return _tiny_mad("compression", "length=16")
-
-
-def tiny_mad_memorization() -> Run:
-    """MAD's memorization of 31 values: minutes on one CPU core."""
-    return _tiny_mad("memorization", "vocabulary=64", "length=16")
-
-
-PRESETS = (
-    *(tiny_mqar, small_mqar, paper_mqar, tiny_chains, small_chains, paper_chains),
-    *(tiny_mad_recall, tiny_mad_noisy_recall, tiny_mad_fuzzy_recall),
-    *(tiny_mad_copying, tiny_mad_compression, tiny_mad_memorization),
-    *(paper_mad_recall, paper_mad_noisy_recall, paper_mad_fuzzy_recall),
-    *(paper_mad_copying, paper_mad_compression, paper_mad_memorization),
-)
+PRESETS = (tiny_mqar, small_mqar, paper_mqar, tiny_chains, small_chains, paper_chains)

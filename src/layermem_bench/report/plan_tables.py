@@ -17,8 +17,9 @@ def plan_table(plans: Mapping[str, Plan]) -> Table:
         f"In closed form, not measured. Assumed: {cluster.utilisation:.0%} of "
         f"{with_unit(cluster.device.flops, 3)}FLOP/s, {REACHED:.0%} of the bandwidths, "
         f"{USABLE:.0%} of the memory; {cluster.per_machine} GPUs a machine. Memory is that of "
-        "eager PyTorch; compiled code keeps less. The largest of the three times is the step's. "
-        f"Without validation and checkpoints. Device: {cluster.device.source}."
+        "eager PyTorch; compiled code keeps less. The largest of the three times is the "
+        "step's, without what a variant's own operations take beside FLOPs (LIMe's: `layermem "
+        f"costs --measure`), validation and checkpoints. Device: {cluster.device.source}."
     )
     return Table(header=[first.run.preset, *plans], rows=rows, caption=caption)
 

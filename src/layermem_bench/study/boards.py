@@ -81,13 +81,11 @@ def arms_of_variants(
     asked = parse_arms(names if isinstance(names, str) else ",".join(names))
     for name, (variant, options) in asked.items():
         run = _as_variant(base, variant, options, router_lr=True)
-        # The sizes of a saved model are not the run's own.
-        if run.model.pretrained is None:
-            try:
-                check_options(run.variant, run.model)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
-        takes = _takes_router_lr(run)
+        try:
+            check_options(run.variant, run.model)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        takes = run.optim.router_lr is None or adds_parameters(run.variant, run.model)
         change = partial(_as_variant, variant=variant, options=options, router_lr=takes)
         has_own_rate = own_rates and adds_parameters(run.variant, run.model)
         arms.append(Arm(name=name, change=change, has_own_rate=has_own_rate))
@@ -101,9 +99,14 @@ def arms_of_variants(
 
 def _check_differ(arms: Sequence[Arm], base: Run) -> None:
     """Raise where two arms are one run, whose difference would be found to be none."""
-    named: dict[str, str] = {}
+    named: dict[tuple[str, str, str], str] = {}
     for arm in arms:
-        first = named.setdefault(arm.change(base).id, arm.name)
+        run = arm.change(base)
+        # An option may give a field the value that it has anyway.
+        config = check_options(run.variant, run.model).to_json_string(use_diff=False)
+        built_with = {k: v for k, v in run.model.variant_fields().items() if k in BUILT_WITH}
+        without = replace(run, model=replace(run.model, options=()))
+        first = named.setdefault((without.id, config, str(built_with)), arm.name)
         if first != arm.name:
             of_base = " ".join(base.model.options)
             raise ValueError(
@@ -116,11 +119,6 @@ def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: boo
     model = replace(run.model, options=(*run.model.options, *options))
     optim = run.optim if router_lr else replace(run.optim, router_lr=None)
     return replace(run, variant=variant, model=model, optim=optim)
-
-
-def _takes_router_lr(run: Run) -> bool:
-    of_ours = run.optim.router_lr is not None and run.model.pretrained is None
-    return not of_ours or adds_parameters(run.variant, run.model)
 
 
 OTHER_NAMES = {"recall": "mqar"}

@@ -182,12 +182,6 @@ class Study(OfPaper):
         names = [board.name for board in self.boards]
         if len(set(names)) < len(names):
             raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
-        for board in self.boards if "time" in self.conditions else ():
-            if board.base.added_loss is not None:
-                raise ValueError(
-                    f"{board.name} has {board.base.added_loss} in its loss, and steps are timed "
-                    "without: compare the arms under other --conditions than time, or leave it out"
-                )
 
 
 _KNOWN = Named[Study]("study")

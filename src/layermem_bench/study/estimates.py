@@ -69,8 +69,6 @@ class Estimate:
     hours: float
     """Hours of one thread, or of the GPU, of the runs that are still to come."""
     basis: Basis
-    without: str | None
-    """The teacher or the penalty that steps are timed and counted without."""
 
 
 def is_recorded(state: RunRecord) -> bool:
@@ -216,7 +214,6 @@ def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunReco
         else None,
         hours=sum(_seconds(p.run, seconds[p.arm]) for p in missing) / 3600,
         basis=basis,
-        without=board.base.added_loss,
     )
 
 

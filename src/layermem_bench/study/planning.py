@@ -223,9 +223,9 @@ def at_equal_time(run: Run, ratio: float) -> Run:
 
 def at_equal_parameters(run: Run, base: Run) -> Run:
     """Return a run whose mlp is as wide as it takes to have the plain decoder's parameters."""
-    if run.host.model is not None:
+    if start := run.host.model or run.model.pretrained:
         raise ValueError(
-            f"{run.host.model} has the sizes of its weights, so that there are no equal "
+            f"{start} has the sizes of its weights, so that there are no equal "
             "parameters: leave --conditions parameters out"
         )
     plain = plain_parameters(base)

@@ -206,7 +206,6 @@ def check_comparable(folders: Iterable[RunFolder], *, of_one_board: bool = False
             "in other precisions": about.get("precision"),
             # Seeds may start from models of their own.
             f"from different weights of {start}": about.get("weights"),
-            f"by different weights of {run.teacher.model}": about.get("teacher"),
         }
         if plugins := about.get("plugins"):
             of_plugins.setdefault(str(plugins), folder.path)
@@ -258,22 +257,17 @@ def check_same_text(records: Iterable[RunRecord]) -> None:
 
 
 def check_same_starts(folders: Iterable[RunFolder]) -> None:
-    """Raise where runs started from one path at different weights, or had one teacher of different
-    weights, whatever they were made."""
-    found: dict[tuple[str, str], dict[str, Path]] = {}
+    """Raise where runs started from one path at different weights."""
+    found: dict[str, dict[str, Path]] = {}
     for folder in folders:
-        run, about = recorded_run(folder), recorded_about(folder)
-        models = {
-            ("started from", run.model.pretrained or run.host.model): about.get("weights"),
-            ("were taught by", run.teacher.model): about.get("teacher"),
-        }
-        for (how, model), weights in models.items():
-            if model and weights:
-                found.setdefault((how, model), {}).setdefault(str(weights), folder.path)
-    for (how, model), by_weights in found.items():
+        run, weights = recorded_run(folder), recorded_about(folder).get("weights")
+        model = run.model.pretrained or run.host.model
+        if model and weights:
+            found.setdefault(model, {}).setdefault(str(weights), folder.path)
+    for model, by_weights in found.items():
         if len(by_weights) > 1:
             raise ValueError(
-                f"{' and '.join(map(str, by_weights.values()))} {how} different weights of "
+                f"{' and '.join(map(str, by_weights.values()))} started from different weights of "
                 f"{model} ({', '.join(by_weights)}), so they cannot be compared: it was made anew "
                 "in between; train those again that are of the older one"
             )

@@ -4,17 +4,15 @@ Runs that were trained and validated on the same data form a board. On a board, 
 the seed alone form an arm, such as "lime:lr=0.01".
 """
 
-import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from layermem.models.files import write_atomically
-from layermem.models.lineage import ORIGIN
 from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Run, Teacher
+from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import identity
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import ERRORS, RunFolder, recorded_run, unique_names
@@ -77,12 +75,10 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
     return runs
 
 
-def group_by_data(runs: Runs, *, same_text: bool = False) -> list[list[str]]:
+def group_by_data(runs: Runs) -> list[list[str]]:
     """Return the names of the runs of each board.
 
-    Runs of one config that recorded different data are not compared, but for runs on text with
-    ``same_text``: the user knows that a file was compressed otherwise. Runs whose checkpoints say
-    that they read other tokens are an error then.
+    Runs of one config that recorded different data are not compared.
     """
     by_config: dict[str, list[str]] = {}
     for name, (run, _) in runs.items():
@@ -95,49 +91,20 @@ def group_by_data(runs: Runs, *, same_text: bool = False) -> list[list[str]]:
             # A run that has not recorded its data stays with the others.
             settings.append(names)
             continue
-        named = " and ".join(reversed(first_with.values()))
-        run, _ = runs[names[0]]
-        is_text = run.task.name is None and run.records.source is None
-        if same_text and is_text:
-            _check_tokens({name: runs[name][1] for name in names})
-            logger.warning("%s recorded different digests of their text (--same-text)", named)
-            settings.append(names)
-            continue
-        mend = "; if a file was only compressed otherwise, layermem report --same-text"
         logger.warning(
             "%s were trained on different data under the same config: what lies there has changed "
-            "between them, so they are not compared%s",
-            *(named, mend if is_text else ""),
+            "between them, so they are not compared",
+            " and ".join(reversed(first_with.values())),
         )
         for digest in dict.fromkeys(digests.values()):
             settings.append([name for name, other in digests.items() if other == digest])
     return settings
 
 
-def _check_tokens(folders: Mapping[str, RunFolder]) -> None:
-    """Raise where checkpoints of runs, as far as there are any, say that they read other tokens."""
-    first_with: dict[str, str] = {}
-    for name, folder in folders.items():
-        for origin in folder.checkpoints.glob(f"*/{ORIGIN}"):
-            with naming_damage(folder):
-                read = json.loads(origin.read_text(encoding="utf-8"))["data"]
-            first_with.setdefault(json.dumps(read, sort_keys=True), name)
-    if len(first_with) > 1:
-        raise ValueError(
-            f"{' and '.join(first_with.values())} read other tokens, as their checkpoints say: "
-            "their texts or tokenizers differ, or are split otherwise, so they are not compared; "
-            "leave --same-text out"
-        )
-
-
-def find_comparable(
-    paths: Iterable[Path], *, same_text: bool = False
-) -> dict[str, tuple[Run, RunFolder]]:
+def find_comparable(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
     """Return the runs at these paths by name; raise where their losses may not be compared."""
     runs = find_runs(paths)
-    settings = [
-        {name: runs[name] for name in names} for names in group_by_data(runs, same_text=same_text)
-    ]
+    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
     if len(settings) > 1:
         named = (
             f"{', '.join(setting)} on {name}"
@@ -298,10 +265,6 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
     flat["model.options"] = ":".join(run.model.options)
     if run.host.window is None:
         flat["host.window"] = ""
-    if flat.pop("teacher.model", None):
-        weight = flat.pop("teacher.weight")
-        usual = weight == str(Teacher.weight)
-        flat["teacher"] = f"{run.teacher.model}{'' if usual else f' at {weight}'}"
     if run.variant == VARIANT:
         # What the name of the way says.
         del flat["host.train"]
@@ -323,18 +286,14 @@ def compare_runs(
     out: Path,
     *,
     against: str | None = None,
-    same_text: bool = False,
     command: str = "",
 ) -> StudyResult:
     """Gather what runs recorded; return it, and write it into ``out``.
 
-    ``against``: the arm that the others are compared with; None: the first run's. ``same_text``: as
-    in ``group_by_data``.
+    ``against``: the arm that the others are compared with; None: the first run's.
     """
     before = replaced_result(out / RESULT)
-    result = gather_runs(
-        paths, against=against, same_text=same_text, command=command, before=before
-    )
+    result = gather_runs(paths, against=against, command=command, before=before)
     write_atomically(out / RESULT, to_json(result))
     return result
 
@@ -343,15 +302,12 @@ def gather_runs(
     paths: Sequence[Path],
     *,
     against: str | None = None,
-    same_text: bool = False,
     command: str = "",
     before: StudyResult | None = None,
 ) -> StudyResult:
     """Return what runs recorded, and write nothing; ``before``: what was recorded of them."""
     runs = find_runs(paths)
-    settings = [
-        {name: runs[name] for name in names} for names in group_by_data(runs, same_text=same_text)
-    ]
+    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
     boards: list[Board] = []
     records: list[RunRecord] = []
     for setting, name in zip(settings, _names(settings), strict=True):
@@ -369,21 +325,7 @@ def gather_runs(
         boards=tuple(boards),
         metrics=metrics_of(records),
         runs=tuple(records),
-        notes=tuple(_notes(settings)),
     )
-
-
-def _notes(settings: Sequence[Runs]) -> Iterator[str]:
-    """Yield what a page says of runs that are compared although they recorded different data."""
-    for setting, name in zip(settings, _names(settings), strict=True):
-        recorded = (recorded_about(folder).get("data") for _, folder in setting.values())
-        digests = sorted({str(digest) for digest in recorded if digest is not None})
-        if len(digests) > 1:
-            yield (
-                f"Runs on {name} recorded different digests of their text "
-                f"({', '.join(digests)}), and are compared because it is said to be the "
-                "same, compressed otherwise (--same-text)."
-            )
 
 
 def _compare(

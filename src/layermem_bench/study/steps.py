@@ -70,8 +70,8 @@ def shape_of(run: Run) -> Shape:
     batch = min(run.compute.micro_batch, run.optim.batch_size)
     tokens = tokens_of_a_sequence(run)
     chunk = 0
-    # A teacher's divergence, and models of transformers, have all logits at once.
-    if run.host.model is None and run.teacher.model is None:
+    # Models of transformers have all logits at once.
+    if run.host.model is None:
         vocabulary = model_sizes(run)[0]["vocab_size"]
         chunk = choose_loss_chunk(run.compute.loss_chunk, batch * tokens, vocabulary)
     return Shape(

@@ -38,23 +38,20 @@ def check_unchanged(ended: Runs, *, is_complete: bool) -> None:
 def _check_weights(ended: Runs, is_complete: bool) -> None:
     now: dict[tuple[str, str | None], str | None] = {}
     for run, folder in ended.values():
-        start = run.model.pretrained or run.host.model
-        of_run = {"began with other weights of": ("weights", start)}
-        of_run["learnt from other weights of"] = ("teacher", run.teacher.model)
-        for what, (field, path) in of_run.items():
-            if path is None or (then := recorded_about(folder).get(field)) is None:
-                continue
-            # For results that are whole no hub is asked: its models may move on.
-            if is_complete and not Path(path).is_dir():
-                continue
-            key = path, run.host.revision
-            if key not in now:
-                now[key] = weights_digest(*key)
-            if now[key] not in (None, then):
-                raise ValueError(
-                    f"{folder.path} {what} {path} ({then}) than lie there now ({now[key]}), so "
-                    f"that runs trained now could not be compared with it: {_MEND}"
-                )
+        path = run.model.pretrained or run.host.model
+        if path is None or (then := recorded_about(folder).get("weights")) is None:
+            continue
+        # For results that are whole no hub is asked: its models may move on.
+        if is_complete and not Path(path).is_dir():
+            continue
+        key = path, run.host.revision
+        if key not in now:
+            now[key] = weights_digest(*key)
+        if now[key] not in (None, then):
+            raise ValueError(
+                f"{folder.path} began with other weights of {path} ({then}) than lie there now "
+                f"({now[key]}), so that runs trained now could not be compared with it: {_MEND}"
+            )
 
 
 def _check_texts(ended: Runs, is_complete: bool) -> None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from layermem.models.plugins import load_plugins, unknown_name
 from layermem_bench.config.run import Task, checked
-from layermem_bench.tasks import arithmetic, chains, mad, mqar, prosqa
+from layermem_bench.tasks import arithmetic, chains, mqar, prosqa
 from layermem_bench.tasks.problems import (
     Grade,
     Problem,
@@ -231,14 +231,5 @@ _TASKS: dict[str, TaskDefinition] = {
         chance=chains.chance,
         overlap=chains.overlap,
         words=lambda **_: tuple(chains.VARIABLES[:4]),
-    ),
-    "mad": _with_queries(
-        generate=mad.generate,
-        word_tokenizer=mad.word_tokenizer,
-        grade=mad.grade,
-        level_name="words back, up to",
-        describe=mad.describe,
-        chance=mad.chance,
-        words=mad.probe_words,
     ),
 }

@@ -32,7 +32,6 @@ from layermem_bench.train.sequences import (
     SequenceDataset,
     sequences_digest,
     starting_weights,
-    weights_digest,
 )
 
 logger = logging.getLogger(__name__)
@@ -178,8 +177,7 @@ def describe_origin(
     """Return the fields of a run, digests of what it reads, and what products are computed in."""
     digests = {name: sequences_digest(split) for name, split in data.items()}
     weights = starting_weights(run)
-    origin = {"run": to_dict(run), "data": digests, "weights": weights, "precision": precision}
-    return origin | {"teacher": weights_digest(run.teacher.model)}
+    return {"run": to_dict(run), "data": digests, "weights": weights, "precision": precision}
 
 
 def save_record(checkpoint: Path, origin: Mapping[str, Any], loss: float, last_logged: int) -> None:
@@ -228,8 +226,6 @@ def _check_run_and_data(
             f"{origin['run']['compute']['precision']} is {origin['precision']}: add "
             f"--compute.precision {written}"
         )
-    taught = f"that taught {checkpoint}"
-    _check_weights(taught, recorded.get("teacher"), now.teacher.model, origin["teacher"])
     for split, digest in recorded["data"].items():
         if origin["data"].get(split) != digest:
             raise ValueError(
@@ -267,7 +263,7 @@ def _describe(changes: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def check_micro_batches(
-    checkpoint: Path, run: Run, config: PreTrainedConfig, args: TrainingArguments
+    checkpoint: Path, config: PreTrainedConfig, args: TrainingArguments
 ) -> None:
     """Raise if other processes or micro-batches would change more than rounding."""
     ours = args.world_size, args.train_batch_size
@@ -280,12 +276,6 @@ def check_micro_batches(
             f"{checkpoint} was written by {theirs[0]} processes with micro-batches of {theirs[1]} "
             f"sequences, now there are {ours[0]} with {ours[1]}: {name} ({share}) draws its random "
             "numbers by both; resume it with the processes and the micro-batch it began with"
-        )
-    if run.regularizer.penalty and ours[1] != theirs[1]:
-        raise ValueError(
-            f"{checkpoint} was written with micro-batches of {theirs[1]} sequences, now they have "
-            f"{ours[1]}: regularizer.penalty={run.regularizer.penalty} is computed over each "
-            "micro-batch; resume it with the one it began with (--compute.micro_batch)"
         )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.checkpoints import check_path, without_loading_report
+from layermem.models.checkpoints import check_path, naming_source, without_loading_report
 from layermem.models.hub import find_commit, set_commit
 from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
@@ -56,9 +56,10 @@ def load_host(run: Run) -> Any:
         model: Any = loading.load_attached(location, dtype=torch.float32)
     else:
         commit = find_commit(location, revision=host.revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=torch.float32, revision=commit or host.revision or "main"
-        )
+        with naming_source(location):
+            model = AutoModelForCausalLM.from_pretrained(
+                location, dtype=torch.float32, revision=commit or host.revision or "main"
+            )
         set_commit(model.config, commit)
         _refuse_memory_of_hub(model, location)
         if host.memory != "none":
@@ -101,7 +102,7 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
     else:
         commit = find_commit(location, revision=host.revision)
         options |= {"revision": commit or host.revision or "main", "output_loading_info": True}
-        with without_loading_report():
+        with without_loading_report(), naming_source(location):
             model, info = whole.from_pretrained(location, **options)
         missing = info["missing_keys"]
         set_commit(model.config, commit)

@@ -3,20 +3,17 @@
 Letters: H query heads, E head width, T tokens, L layers.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.trainer_pt_utils import nested_gather
 
 from layermem.models.counting import count_forward_flops
 from layermem.models.routers import router_metrics
@@ -92,42 +89,6 @@ def _of_text(module: nn.Module, config: Any) -> Iterator[nn.Module]:
 def _head_width(config: Any) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(width)
-
-
-class LoggedMeans:
-    """Means of some numbers since the last row of metrics; a checkpoint keeps what no row has."""
-
-    def __init__(self, of: str, *names: str) -> None:
-        self.names, self._file = names, f"{of}.json"
-        # Sums, and the sum of weights; in float64, as which they are saved.
-        self._sums = torch.zeros(len(names) + 1, dtype=torch.float64)
-
-    def add(self, *sums: Tensor, weight: float = 1.0) -> None:
-        """Add sums over something that has a weight."""
-        sums = (*(value.detach().double() for value in sums), sums[0].new_tensor(weight).double())
-        self._sums = self._sums.to(sums[0].device) + torch.stack(sums)
-
-    def take(self, args: TrainingArguments) -> dict[str, float]:
-        """Return the means since the last call; every process must call this."""
-        *sums, weight = self._gather(args)
-        self._sums = torch.zeros_like(self._sums)
-        return {name: value / weight for name, value in zip(self.names, sums, strict=True)}
-
-    def save(self, checkpoint: Path, args: TrainingArguments) -> None:
-        """Save what no row has yet; every process must call this."""
-        sums = self._gather(args)
-        if args.should_save:
-            (checkpoint / self._file).write_text(json.dumps(sums), encoding="utf-8")
-
-    def load(self, checkpoint: Path, args: TrainingArguments) -> None:
-        """Load, in one process, what no row has yet."""
-        if args.process_index == 0:
-            sums = json.loads((checkpoint / self._file).read_text(encoding="utf-8"))
-            self._sums = torch.tensor(sums, dtype=torch.float64, device=args.device)
-
-    def _gather(self, args: TrainingArguments) -> list[float]:
-        own = self._sums.to(args.device)[None]
-        return list(nested_gather(own, args.parallel_mode).sum(0).tolist())
 
 
 def variant_metrics(model: Any) -> dict[str, float]:

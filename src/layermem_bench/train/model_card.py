@@ -168,8 +168,6 @@ def _training(
         "run id": about.get("run_id"),
         "started from": start,
         "trained before by": about.get("trained_before_by"),
-        "teacher": run.teacher.model
-        and f"{run.teacher.model}, {run.teacher.weight:g} of the loss (distillation)",
         "training data": data,
         "digest of the data": about.get("data"),
         "steps": f"{run.max_steps:,}",

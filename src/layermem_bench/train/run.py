@@ -31,7 +31,6 @@ from layermem_bench.train.sequences import (
     prompts_digest,
     starting_weights,
     text_digest,
-    weights_digest,
 )
 from layermem_bench.train.setup import (
     check_options,
@@ -60,8 +59,7 @@ def train(
     model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
     and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
     """
-    # The sizes of a saved model, or of a host, are not the run's own.
-    if run.model.pretrained is None and run.host.model is None:
+    if run.host.model is None:
         check_sharing(run, check_options(run.variant, run.model))
         check_router_lr(run)
     folder = RunFolder(out)
@@ -95,7 +93,6 @@ def _check_extension(run: Run, folder: RunFolder, evaluate: Evaluate | None) -> 
     now = {
         "data": data_digest(learning.train_data, learning.validation_data),
         "weights": starting_weights(run),
-        "teacher": weights_digest(run.teacher.model),
     }
     if others := [name for name in now if about.get(name) not in (None, now[name])]:
         raise ValueError(
@@ -116,7 +113,6 @@ def _prepare(
             "text": text_digest(learning.train_data),
             "precision": "bfloat16" if args.bf16 else "float32",
             "weights": starting_weights(run),
-            "teacher": weights_digest(run.teacher.model),
             "trained_before_by": str(earlier) or None,
         }
         record_beginning(folder, run, beginning)
@@ -129,7 +125,6 @@ def _train(
     """Train from a checkpoint or the beginning, measure the final model, and save it."""
     set_seed(run.seed)
     model = learning.load_model()
-    check_sharing(run, model.config)
     # Every checkpoint says it from the first step on.
     write_lineage(model.config, earlier.followed_by(stage_of(run, content_of(run))))
     is_divided = run.compute.shard or run.compute.tensor > 1

@@ -10,8 +10,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, TrainingArguments
 
-from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
+from layermem.models.checkpoints import check_path
 from layermem.models.configuration import DecoderConfig
+from layermem.models.pretrained import config_from_llama
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.models.tensor_parallel import shares_heads
 from layermem_bench.config.micro_batches import sequences_at_once
@@ -51,41 +52,46 @@ def build_model(run: Run, tokenizer: Any) -> Any:
     source, entry = run.model.pretrained, lookup(run.variant)
     if source is None:
         return build(run.variant, **_model_fields(run, tokenizer))
-    source_type = AutoConfig.from_pretrained(source).model_type
-    if source_type != entry.config.model_type:
-        if source_type in LLAMA_MODEL_TYPES:
-            fields = run.model.variant_fields()
-            check_names(entry, fields)
-            return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
-        raise ValueError(
-            f"{source} is a {source_type} model; a run of {run.variant} starts from one of its "
-            "own, or from a LLaMA: choose another --variant"
-        )
-    if run.model.options:
-        raise ValueError(
-            f"{source} has its own {', '.join(sorted(run.model.variant_fields()))}; leave "
-            "--model.options out"
-        )
-    return entry.causal_lm.from_pretrained(source, dtype=torch.float32)
+    check_options(run.variant, run.model)
+    is_own = AutoConfig.from_pretrained(source).model_type == entry.config.model_type
+    load = entry.causal_lm.from_pretrained if is_own else entry.causal_lm.from_llama
+    return load(source, dtype=torch.float32, **run.model.variant_fields())
 
 
 @cache
 def check_options(variant: str, model: Model) -> DecoderConfig:
-    """Return the config of a new model, but for what the tokenizer says; raise unless its options
-    have names, values and sizes that it can have. No model is built, nor are data prepared."""
+    """Return the config of a new model, but for what the tokenizer says, or of one that starts from
+    saved weights; raise unless its options have names, values and sizes that it can have. No model
+    is built, nor are data prepared."""
     entry, fields, sizes = lookup(variant), model.variant_fields(), model.sizes()
     check_names(entry, fields.keys() - BUILT_WITH)
+    if "dtype" in fields:
+        raise ValueError(
+            f"model.options: dtype={fields['dtype']} has no effect on weights, which a run keeps "
+            "in float32; --compute.precision bfloat16 computes in bfloat16"
+        )
+    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
     if repeated := sorted(sizes.keys() & fields):
         raise ValueError(
             f"model.options name {', '.join(repeated)}, which the config has a field for: "
             f"--model.{repeated[0].replace('_', '-')}"
         )
     given = {name: value for name, value in sizes.items() if value is not None}
-    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
     try:
-        return entry.config(**given | options)
+        if model.pretrained is None:
+            return entry.config(**given | options)
+        check_path(model.pretrained)
+        saved = AutoConfig.from_pretrained(model.pretrained)
+        if saved.model_type != entry.config.model_type:
+            return config_from_llama(entry.causal_lm, saved, options)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
+    if options:
+        raise ValueError(
+            f"{model.pretrained} has its own {', '.join(sorted(options))}; leave --model.options "
+            "out"
+        )
+    return saved
 
 
 def own_options(variant: str, model: Model) -> tuple[str, ...]:
@@ -126,10 +132,6 @@ def check_sharing(run: Run, config: Any) -> None:
         raise ValueError(
             f"{begin} with attention_dropout={config.attention_dropout}: processes of one seed "
             f"would drop the same weights of different heads; set it to 0, or {mend}"
-        )
-    if run.regularizer.penalty:
-        raise ValueError(
-            f"{begin} with regularizer.penalty={run.regularizer.penalty} is not supported: {mend}"
         )
 
 
@@ -181,22 +183,6 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
     # Processes with sequences of their own.
     readers = copies * shards
     micro = sequences_at_once(run, readers)
-    if run.regularizer.penalty and micro < 2:
-        raise ValueError(
-            f"regularizer.penalty={run.regularizer.penalty} needs a covariance over at least 2 "
-            f"sequences, and a process computes {micro} at once: raise compute.micro_batch "
-            f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {readers} "
-            "processes)"
-        )
-    fewer = micro < min(compute.micro_batch, optim.batch_size)
-    # A run that goes on is compared with what it began with.
-    if run.regularizer.penalty and fewer and not folder.complete_checkpoints():
-        raise ValueError(
-            f"regularizer.penalty={run.regularizer.penalty} is a covariance over the sequences "
-            f"that a process computes at once: of {readers} processes each computes {micro}, and "
-            f"compute.micro_batch={compute.micro_batch} names another penalty: set "
-            f"compute.micro_batch={micro}, also in the runs that this one is compared with"
-        )
     in_bfloat16 = uses_bfloat16(compute.precision)
     if in_bfloat16 and not torch.cuda.is_available() and not multiplies_bfloat16():
         logger.warning(

@@ -30,16 +30,13 @@ from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.train import checkpoints, metrics
 from layermem_bench.train.background import BackgroundCheckpoints, begin_replicated
-from layermem_bench.train.distillation import Distillation
 from layermem_bench.train.learning import Learning
 from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem_bench.train.processes import check_processes_agree
 from layermem_bench.train.progress import RunProgress, open_wandb_run
-from layermem_bench.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
 from layermem_bench.train.sequences import order_of
 from layermem_bench.train.setup import training_arguments
 from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
-from layermem_bench.train.watching import SAVES, VALIDATES, Watchdog
 
 
 class _TrainerEvents(TrainerCallback):
@@ -75,7 +72,6 @@ class Trainer(transformers.Trainer):
         self.stable = run.optim.steps_before_decay(run.max_steps)
         self.stop = StopOnSignal(processes=args.world_size, save_at=self.stable)
         self.finite = FiniteCheck(self)
-        self.watchdog = Watchdog(run.compute.ddp_timeout)
         self.background = BackgroundCheckpoints(self) if run.compute.async_checkpoints else None
         self._judged: list[Tensor] = []
         self._timer = metrics.StepTimer()
@@ -84,24 +80,10 @@ class Trainer(transformers.Trainer):
         splits = {"training": train_data, "validation": validation_data}
         precision = "bfloat16" if args.bf16 else "float32"
         self._origin = checkpoints.describe_origin(run, splits, precision)
-        self._penalty: SeqVCR | None = None
-        self._teacher: Distillation | None = None
-        # Of a step whose loss has more terms.
-        self._own_loss: Tensor | None = None
-        flops_per_token = metrics.training_flops(model, round(train_data.length))
-        if run.regularizer.penalty is not None:
-            self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
-            flops_per_token += 3 * self._penalty.flops_per_token(args.train_batch_size)
-        if run.teacher.model is not None:
-            self._teacher = Distillation(
-                run.teacher, learning.tokenizer, model.config.vocab_size, args
-            )
-            flops_per_token += self._teacher.flops_per_token(round(train_data.length))
-        self._logged_means = [term.means for term in (self._penalty, self._teacher) if term]
         peak = metrics.peak_flops(args.device)
         self._step_cost = metrics.StepCost(
             tokens=run.optim.batch_size * train_data.length,
-            flops_per_token=flops_per_token,
+            flops_per_token=metrics.training_flops(model, round(train_data.length)),
             peak_flops=peak and peak * args.world_size,
         )
         if run.compute.checkpoint_activations:
@@ -117,10 +99,7 @@ class Trainer(transformers.Trainer):
             # which the documents of a block would attend to each other, and which rules out sdpa's
             # flash kernels under torch.compile.
             data_collator=learning.collate,
-            callbacks=[
-                *(RunProgress(run.max_steps), self.stop, self.watchdog),
-                _TrainerEvents(self),
-            ],
+            callbacks=[RunProgress(run.max_steps), self.stop, _TrainerEvents(self)],
         )
         self._check_label_counts()
         self.remove_callback(PrinterCallback)
@@ -152,7 +131,7 @@ class Trainer(transformers.Trainer):
         check_processes_agree({"checkpoint to go on from": name, **self._origin})
         if checkpoint:
             checkpoints.check_origin(checkpoint, self._origin, self.model.config)
-            checkpoints.check_micro_batches(checkpoint, self.run, self.model.config, self.args)
+            checkpoints.check_micro_batches(checkpoint, self.model.config, self.args)
         if self.is_world_process_zero():
             self.folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
             if checkpoint:
@@ -165,17 +144,15 @@ class Trainer(transformers.Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         tracked = "wandb" in self.run.track and self.is_world_process_zero()
-        penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
         room: AbstractContextManager[None] = nullcontext()
         if self.run.compute.compile:
             # Sharded, each layer is compiled by itself: all are of one code.
             room = room_to_compile(self.model.config.get_text_config().num_hidden_layers)
         track = open_wandb_run(self.folder) if tracked else nullcontext()
-        with track, penalty or nullcontext(), room:
+        with track, room:
             try:
                 return super().train(*args, **kwargs)
             finally:
-                self.watchdog.close()
                 if self.background:
                     self.background.close()
 
@@ -200,11 +177,6 @@ class Trainer(transformers.Trainer):
         data = train_dataset if train_dataset is not None else self.train_dataset
         return order_of(data, self.run.max_steps * self.run.optim.batch_size, self.run.seed)
 
-    def get_batch_samples(
-        self, epoch_iterator: Any, *args: Any, **kwargs: Any
-    ) -> tuple[list[Any], Any]:
-        return super().get_batch_samples(self.watchdog.over(epoch_iterator), *args, **kwargs)
-
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Return how many tokens a step predicts.
 
@@ -220,8 +192,7 @@ class Trainer(transformers.Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
         self.finite.add_loss(loss)
-        # Rows have the loss itself, so that runs with and without a penalty can be compared.
-        return loss if self._own_loss is None else self._own_loss
+        return loss
 
     def compute_loss(
         self,
@@ -230,23 +201,10 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return transformers' loss, in chunks where there are many logits, and what is added."""
-        if self._teacher is not None:
-            assert num_items_in_batch is not None
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            self._own_loss = loss.detach()
-            # As transformers weighs the loss: gradients are averaged over processes.
-            share = self.accelerator.num_processes / float(num_items_in_batch)
-            loss = self._teacher.mixed(loss, outputs.logits, inputs, share)
-        else:
-            if chunk := self._loss_chunk(inputs):
-                inputs = {**inputs, "loss_chunk": chunk}
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            self._own_loss = None if self._penalty is None else loss.detach()
-        if self._penalty is not None:
-            micro_batches = self.current_gradient_accumulation_steps
-            loss = loss + self._penalty.penalty(inputs["labels"], micro_batches)
-        return loss
+        """Return transformers' loss, in chunks where there are many logits."""
+        if chunk := self._loss_chunk(inputs):
+            inputs = {**inputs, "loss_chunk": chunk}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
         if not is_ours(self.model):
@@ -259,7 +217,6 @@ class Trainer(transformers.Trainer):
         self.finite.check_losses({})
         # A loader of data draws a seed from torch's generator, that of dropout on a CPU.
         with self._timer.paused(), torch.random.fork_rng(devices=[]):
-            self.watchdog.now(VALIDATES, self.state.global_step)
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -298,8 +255,6 @@ class Trainer(transformers.Trainer):
             speed = self._timer.steps_per_second(step)
             row |= metrics.training_row(logs, self.learning_rates, speed, step, self._step_cost)
             row |= self.variant_metrics()
-            for means in self._logged_means:
-                row |= means.take(self.args)
         elif "eval_loss" in logs:
             numbers = self._all_judged()[:, 2:]
             row |= self.learning.metrics(self.model, logs["eval_loss"], numbers)
@@ -319,7 +274,6 @@ class Trainer(transformers.Trainer):
         """Write the checkpoint in a staging folder, which is then moved to its place."""
         self.finite.check_losses({})
         self.finite.check_weights()
-        self.watchdog.now(SAVES, self.state.global_step)
         with self._timer.paused():
             if self.background:
                 self.background.save()
@@ -352,8 +306,6 @@ class Trainer(transformers.Trainer):
     def save_origin_and_unlogged_loss(self, checkpoint: Path) -> Callable[[], None]:
         """Save what a checkpoint came from; return what writes the trainer's state as it is."""
         loss = float(nested_gather(self._tr_loss, self.args.parallel_mode).mean())
-        for means in self._logged_means:
-            means.save(checkpoint, self.args)
         if not self.args.should_save:
             return lambda: None
         checkpoints.save_record(checkpoint, self._origin, loss, self._globalstep_last_logged)
@@ -379,17 +331,10 @@ class Trainer(transformers.Trainer):
         checkpoints.load_schedule(path, self.lr_scheduler)
         self.finite.check_weights()
 
-    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(checkpoint, model)
-        if self._penalty:
-            self._penalty.load(Path(checkpoint))
-        for means in self._logged_means:
-            means.load(Path(checkpoint), self.args)
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise where transformers warns: the checkpoint must hold exactly the model's weights."""
         tied = self.model._tied_weights_keys if self.model.config.tie_word_embeddings else ()
-        missing = sorted(model_names(load_result.missing_keys) - set(tied or ()))
+        missing = sorted(set(load_result.missing_keys) - set(tied or ()))
         if missing or load_result.unexpected_keys:
             raise ValueError(
                 f"{self._resumed_from} does not hold the model's weights: missing are "
@@ -403,14 +348,6 @@ class Trainer(transformers.Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        folder = Path(output_dir or self.args.output_dir)
-        if self._penalty is None:
-            super()._save(output_dir, state_dict)
-        else:
-            state = self.model.state_dict() if state_dict is None else state_dict
-            of_model, of_penalty = split_state(state)
-            super()._save(output_dir, of_model)
-            if self.args.should_save:
-                save_weight(of_penalty, folder)
+        super()._save(output_dir, state_dict)
         # A pickled file; config.yaml holds everything that is in it.
-        (folder / "training_args.bin").unlink(missing_ok=True)
+        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
