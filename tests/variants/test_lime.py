@@ -12,8 +12,7 @@ from torch import nn
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
 from layermem.models.seams import Memory
-from layermem.ops.route import store
-from layermem.ops.route.pruning import prune
+from layermem.ops.pruning import prune
 from layermem.variants.lime import Lime, LimeForSequenceClassification
 
 
@@ -214,24 +213,18 @@ def test_a_seed_repeats_the_routers_and_another_does_not():
 
 def test_the_router_in_a_loop_of_ones_own():
     """The mechanism without the shell, as docs/mechanism.md shows it."""
-    gradients = []
-    for slot in (store, lambda key, value: (key, value)):
-        torch.manual_seed(0)
-        width, heads, n_layers = 16, 2, 3
-        projections = [nn.Linear(width, 3 * width) for _ in range(n_layers)]
-        memories = [LimeRouter(heads, range(i + 1)) for i in range(n_layers)]
-        x, slots = torch.randn(2, 5, width), ()
-        for project, memory in zip(projections, memories, strict=True):
-            q, k, v = project(x).view(2, 5, 3, heads, -1).permute(2, 0, 3, 1, 4)
-            slots = (*slots, slot(k, v))
-            k, v = memory(q, slots)
-            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + y.transpose(1, 2).flatten(2)
-        x.sum().backward()
-        assert all(memory.weight.grad.abs().sum() > 0 for memory in memories)
-        gradients.append([module.weight.grad for module in (*projections, *memories)])
-    for stored, plain in zip(*gradients, strict=True):
-        torch.testing.assert_close(stored, plain)
+    width, heads, n_layers = 16, 2, 3
+    projections = [nn.Linear(width, 3 * width) for _ in range(n_layers)]
+    memories = [LimeRouter(heads, range(i + 1)) for i in range(n_layers)]
+    x, slots = torch.randn(2, 5, width), ()
+    for project, memory in zip(projections, memories, strict=True):
+        q, k, v = project(x).view(2, 5, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        slots = (*slots, (k, v))
+        k, v = memory(q, slots)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + y.transpose(1, 2).flatten(2)
+    x.sum().backward()
+    assert all(memory.weight.grad.abs().sum() > 0 for memory in memories)
 
 
 def test_summary_warns_of_routers_that_have_not_moved():
