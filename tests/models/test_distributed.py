@@ -103,9 +103,8 @@ OTHERS = [
     ("attention_residuals-block", "naive", "fsdp"),
     ("denseformer", "naive", "fsdp"),
     ("dca", "naive", "fsdp checkpointed"),
-    ("lime-half", "deferred", "ddp"),
-    ("lime-half", "deferred", "fsdp checkpointed"),
-    ("lime-half-mixed", "deferred", "fsdp"),
+    ("lime_half", "deferred", "ddp"),
+    ("lime_half", "deferred", "fsdp checkpointed"),
     ("cla", "naive", "ddp checkpointed"),
     ("fused_kv", "naive", "fsdp"),
 ]

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from layermem.ops.route.pruning import check_options, prune
+from layermem.ops.pruning import check_options, prune
 
 # Two heads, three slots; the absolute weights of the slots are 1, 6 and 3.
 WEIGHT = torch.tensor([[0.5, 0.0, -4.0, 1.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.75, 0.0, 2.0]])
@@ -49,15 +48,6 @@ def test_single_entries_by_share_or_number(keep, left):
     # What is left stays where it was; a slot with nothing left is read no more, but for the own.
     assert torch.equal(weight[weight != 0], WEIGHT[weight != 0])
     assert read.tolist() == [*(weight.view(2, 3, 2) != 0).any(0).any(-1).tolist()[:2], True]
-
-
-def test_without_a_slot_of_its_own_only_what_is_left_is_read():
-    weight = torch.tensor([[0.9, 0.0, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0]])
-    for by, largest in (("entry", [True, False]), ("layer", [False, True])):
-        assert prune(weight, 1, by, reads_last=False)[1].tolist() == largest
-        assert prune(weight, 9, by, reads_last=False)[1].tolist() == [True, True]
-    assert prune(weight, 1, "entry")[1].tolist() == [True, True]
-    assert prune(0 * weight, 0.5, "entry", reads_last=False)[1].sum() == 1
 
 
 def test_a_weight_of_zeros_reads_its_own_slot():
