@@ -86,11 +86,7 @@ class LimeConfig(DecoderConfig):
         windowed, average = self.router in ("last", "first"), self.router == "average"
         by_hand = self.router_init == "value_residual"
         for name, fits, rule in (
-            (
-                "router_window",
-                windowed == (self.router_window is not None),
-                '"last" and "first", which need it',
-            ),
+            ("router_window", windowed == (self.router_window is not None), '"last" and "first"'),
             ("router_grain", not average or self.router_grain == "pair", "learned weights"),
             ("router_shares_kv", not average or self.router_shares_kv, "learned weights"),
             ("router_init", not by_hand or self.router != "last", '"full" and "first"'),
