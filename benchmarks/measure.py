@@ -64,14 +64,10 @@ FAMILY = (
     "hyper_connections,hyper_connections:coefficients=static,mhc,mhc:res=identity,"
     "lime+hyper_connections,lime+mudd,value_residual+denseformer"
 )
-# LOWEST: half of the layers of a shape. What has lists follows it: ``few_sources``.
-STORAGE = (
-    "lime:storage=half,lime:storage=LOWEST,lime:storage=half:upper=mix,"
-    "lime:storage=half:upper=mix:router_shares_kv=false:router_grain=layer,cla,yoco,fused_kv,"
-    "fused_kv:fusion=lite"
-)
+# LOWEST: half of the layers of a shape.
+STORAGE = "lime_half,lime_half:storage=LOWEST,cla,yoco,fused_kv,fused_kv:fusion=lite"
 # Forms that have an eager loop of their equations beside those of the family.
-WITH_LOOPS = f"{FAMILY},recipe:storage=half,cla,yoco,fused_kv,fused_kv:fusion=lite"
+WITH_LOOPS = f"{FAMILY},recipe_half,cla,yoco,fused_kv,fused_kv:fusion=lite"
 
 
 def make_parser(document, shapes=tuple(SHAPES)):
@@ -154,7 +150,6 @@ def build_variants(fields, device, names, dtype=torch.float32):
     models = {}
     lowest = str(fields["num_hidden_layers"] // 2)
     lists = {"family": FAMILY, "storage": STORAGE.replace("LOWEST", lowest)}
-    has_few_sources = names == "storage"
     names = lists.get(names, names)
     # Plain may be the only one that is named.
     arms = ",".join(dict.fromkeys(["plain", *names.split(",")]))
@@ -164,33 +159,7 @@ def build_variants(fields, device, names, dtype=torch.float32):
         with torch.device(device):
             model = layermem.build(variant, **complete_fields(fields), **chosen)
         models[arm] = model.to(dtype), None
-    for arm, chosen in few_sources(fields).items() if has_few_sources else ():
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = layermem.build("lime", **complete_fields(fields), **chosen)
-        models[arm] = model.to(dtype), None
     return models
-
-
-def few_sources(fields):
-    """Return {column: fields of LIMe}: layers that mix two layers, heads that read one head each.
-
-    Which they are makes no difference for the time: the first and the nearest storage layer, and
-    keys of other heads of the nearest with values of the first.
-    """
-    layers = range(fields["num_hidden_layers"])
-    heads = fields.get("num_key_value_heads", fields["num_attention_heads"])
-    nearest = {i: i - 1 for i in layers if i % 2}
-    two = [
-        sorted({0, nearest[i]}) if i in nearest else [j for j in layers if j < i and j % 2 == 0]
-        for i in layers
-    ]
-    by_head = [[[j, (r + 1) % heads, 0, r] for r in range(heads)] for j in nearest.values()]
-    half = {"storage": "half", **layermem.RECIPE}
-    return {
-        "mix of two": {**half, "upper": "mix", "router_sources": two},
-        "one head a head": {**half, "borrow_heads": by_head},
-    }
 
 
 def build_routers(fields, device):
