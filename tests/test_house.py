@@ -37,8 +37,6 @@ FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 # transformers requires; and, in single files, what is there whenever they are imported.
 CORE = {"torch", "transformers", "safetensors", "huggingface_hub", "numpy", "tokenizers"}
 WHERE_ASKED_FOR = {
-    "kernels.py": {"triton"},
-    "launches.py": {"triton"},
     "peft_adapters.py": {"peft"},
     "vllm.py": {"vllm"},
     "vllm_backend.py": {"vllm"},

@@ -25,7 +25,7 @@ from layermem.models.seams import (
     forked_generator,
 )
 from layermem.ops.rope import rotate
-from layermem.ops.route import using
+from layermem.ops.route import using_naive
 from layermem.variants.lime import LimeRouter
 
 STREAMS = 3
@@ -374,7 +374,7 @@ def test_layers_that_keep_other_slots_share_no_buffer(of, ids):
             parameter.data.normal_()
     with torch.no_grad():
         got = model(ids).logits
-        with using("naive"):
+        with using_naive():
             torch.testing.assert_close(got, model(ids).logits)
 
 

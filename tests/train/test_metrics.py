@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import layermem
 from layermem import LimeForCausalLM, attach, trainable
 from layermem.models.static_router import StaticRouter
-from layermem.ops.route import using
+from layermem.ops.route import using_naive
 from layermem.variants.lime import Lime
 from layermem_bench.config.run import Optim
 from layermem_bench.train.metrics import (
@@ -87,7 +87,7 @@ def test_flops_of_a_step_are_those_that_torch_counts(part):
     trainable(model, part)
     model.train().enable_input_require_grads()
     ids = torch.randint(TINY["vocab_size"], (2, 8))
-    with using("naive"), FlopCounterMode(display=False) as counter:
+    with using_naive(), FlopCounterMode(display=False) as counter:
         model(ids, use_cache=False).logits.sum().backward()
     assert training_flops(model, 8) * ids.numel() == pytest.approx(counter.get_total_flops())
 
