@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layermem.ops.route.pruning import check_options, prune
+from layermem.ops.pruning import check_options, prune
 
 # Two heads, three slots; the absolute weights of the slots are 1, 6 and 3.
 WEIGHT = torch.tensor([[0.5, 0.0, -4.0, 1.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.75, 0.0, 2.0]])
