@@ -59,7 +59,8 @@ from layermem.models.memories import (
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
-from layermem.ops.route import Shared, Slot, Slots
+from layermem.ops.route import Slot, Slots
+from layermem.ops.shared_buffer import Shared
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
