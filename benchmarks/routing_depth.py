@@ -11,7 +11,7 @@ import torch
 from measure import make_parser, median_seconds, parse_arguments, print_table
 
 from layermem import LimeRouter
-from layermem.ops.route import begin
+from layermem.ops.shared_buffer import begin
 
 DEPTHS = (4, 8, 16, 32, 64, 128)
 WINDOW = 4

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 import layermem
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
-from layermem.ops.route import using_naive
+from layermem.ops.shared_buffer import using_naive
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 

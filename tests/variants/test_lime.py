@@ -13,7 +13,7 @@ import layermem
 from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
 from layermem.models.seams import Memory
 from layermem.ops.pruning import prune
-from layermem.ops.route import begin
+from layermem.ops.shared_buffer import begin
 from layermem.variants.lime import Lime, LimeForSequenceClassification
 
 

@@ -23,7 +23,7 @@ from layermem.models.lent_heads import LentHeads
 from layermem.models.registry import lookup
 from layermem.models.sharded_routers import SourceHeads
 from layermem.ops.rope import rotate
-from layermem.ops.route import using_naive
+from layermem.ops.shared_buffer import using_naive
 from layermem.variants.fused_kv import FusedMemory
 from layermem.variants.lime import Lime, LimeRouter, LimeSeparateRouters
 
