@@ -31,7 +31,7 @@ def count_transfers(layers):
 
 
 def count_products(layers):
-    """Return the transfers of the products of ``ops/route.py`` without groups, eager or compiled."""
+    """Return those of the products of ``ops/route.py``, without groups, eager or compiled."""
     pairs, routers = layers * (layers + 1) // 2 - 1, layers - 1
     # Each route, each slot's gradient from the routes that read it, and D @ X^T.
     return (pairs + routers) + (pairs + layers) + 2 * layers
