@@ -221,7 +221,7 @@ def test_second_derivatives_are_those_of_the_formulas(case, ids):
         return torch.func.grad(loss, argnums=1)(parameters, embeds).square().sum()
 
     parameters = {name: p for name, p in model.named_parameters() if "embed_tokens" not in name}
-    # Of routing, the naive form alone has second derivatives.
+    # Of routing, the naive implementation has second derivatives.
     with using_naive():
         (gradient,) = torch.autograd.grad(
             model(inputs_embeds=embeds.requires_grad_(), labels=ids).loss, embeds, create_graph=True

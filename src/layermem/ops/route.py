@@ -19,8 +19,8 @@ rows before it reads those of the layers above. X itself comes down as the gradi
 tensor of its shape that takes no memory. So a layer has as many edges in a deep model as in a
 shallow one, and the begin gets what the gradients of all routers need.
 
-On a CPU, where no sum is rounded to half precision, the two products are cut in groups of layers, so
-that a layer reads no slot of another group; the layers a to b - 1 are one group:
+On a CPU, where no sum is rounded to half precision, the two products are cut in groups of layers,
+so that a layer reads no slot of another group; the layers a to b - 1 are one group:
 
     forward,  layer a:       P = W[a:b, :a] @ X[:a];        out_l    = P_l + W[l, a:l+1] @ X[a:l+1]
     backward, layer b - 1:   Q = W[b:, a:b]^T @ D[b:];      d slot_l = Q_l + W[l:b, l]^T @ D[l:b]
@@ -30,7 +30,8 @@ P goes up from layer to layer beside X, and Q comes down as its gradient.
 A pass that begins below the last layer (a loss on hidden states) is handed nothing, or zeros: each
 layer then adds its slot to a new X. In eager mode it has it, as a view; a compiler has to keep it.
 
-Letters: L layers, S slots of a route, R rows of a router (heads, or one), B batch, T tokens, E width.
+Letters: L layers, S slots of a route, R rows of a router (heads, or one), B batch, T tokens, E head
+width.
 """
 
 from abc import ABC, abstractmethod
@@ -122,7 +123,7 @@ class Place(NamedTuple):
 
 
 class Begin(torch.autograd.Function):
-    """Make X, its tokens and, in groups, room for P; in the backward, the gradients of all routers."""
+    """Make X, its tokens, and P if there are groups; in the backward, the routers' gradients."""
 
     @staticmethod
     def forward(
@@ -155,25 +156,25 @@ class Layer(torch.autograd.Function):
         *others, key, value = others
         p, w = others[: at.n_handed - 4], others[at.n_handed - 4 :]
         own, near, place = at.all_rows()
-        x = _put(x_k, own, key, key.shape), _put(x_v, own, value, key.shape)
+        x, slot = _put_both((x_k, x_v), own, (key, value), key.shape)
         compiling = torch.compiler.is_compiling()
-        slot: Any = (key, value) if at.may_end_early else ()
         if not compiling:
             ctx.set_materialize_grads(False)
-            slot = [_as_slot(part[own], key.shape) for part in x]
         ctx.has_all = at.is_last and not (compiling and at.may_end_early)
-        ctx.save_for_backward(*w, *(x if ctx.has_all else slot))
+        ctx.has_slot = not (ctx.has_all or (compiling and not at.may_end_early))
+        ctx.save_for_backward(*w, *(x if ctx.has_all else slot if ctx.has_slot else ()))
         ctx.at, ctx.n_weights, ctx.shape = at, len(w), key.shape
         read, routed = slice(max(at.first_read * at.rows, near.start), own.stop), []
         with autocast_disabled(x_k):
             if near.start and own.start == near.start:
                 p = [w[-i][near, : near.start] @ x[i][: near.start] for i in (0, 1)]
             for i in (0, 1) if at.routes else ():
-                total = p[i][place] if near.start else None
-                routed.append(_as_slot(_add(total, w[-i][own, read], x[i][read]), key.shape))
+                total, row = p[i][place] if near.start else None, w[-i][own, read]
+                total = row @ x[i][read] if total is None else torch.addmm(total, row, x[i][read])
+                routed.append(_as_slot(total, key.shape))
         if at.is_last:
             return tuple(routed)
-        return *x, *(part.view_as(part) for part in (t_k, t_v, *p)), *routed
+        return *x, t_k, t_v, *p, *routed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -189,10 +190,9 @@ class Layer(torch.autograd.Function):
             sizes = len(w[0]), ctx.shape.numel() // at.rows
             d = [_new(part, sizes, zero=not at.is_last) for part in kept]
             x = kept if ctx.has_all else [_new(part, sizes, zero=not at.is_last) for part in kept]
-        if not ctx.has_all and kept:
-            x = [_put(part, own, slot, ctx.shape) for part, slot in zip(x, kept, strict=True)]
-        of_routes = grads[-2:] if at.routes else (None, None)
-        d = [_put(part, own, grad, ctx.shape) for part, grad in zip(d, of_routes, strict=True)]
+        if ctx.has_slot and not _is_in(kept, x):
+            x, _ = _put_both(x, own, kept, ctx.shape)
+        d, _ = _put_both(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
         readers = slice(own.start if at.routes else own.stop, near.stop)
         d_slot: list[Tensor | None] = [None, None]
         with autocast_disabled(d[0]):
@@ -200,16 +200,17 @@ class Layer(torch.autograd.Function):
                 q = [w[-i][near.stop :, near].t() @ d[i][near.stop :] for i in (0, 1)]
             for i in (0, 1):
                 if ctx.needs_input_grad[i - 2]:
-                    total = None if q[i] is None else q[i][place]
-                    of_slot = _add(total, w[-i][readers, own].t(), d[i][readers])
-                    d_slot[i] = _as_slot(of_slot, ctx.shape)
+                    total, columns = q[i], w[-i][readers, own].t()
+                    if total is None:
+                        total = columns @ d[i][readers]
+                    else:
+                        # In place: this pass has made Q, and reads the layer's rows once.
+                        total = total.data[place]
+                        torch.addmm(total, columns, d[i][readers], out=total)
+                    d_slot[i] = _as_slot(total, ctx.shape)
         # The layer below the first one of a group has a Q of its own.
         handed = (*d, *x, *(q if own.start > near.start else (None, None)))[: at.n_handed]
         return None, *handed, *(None,) * ctx.n_weights, *d_slot
-
-
-def _add(total: Tensor | None, weight: Tensor, part: Tensor) -> Tensor:
-    return weight @ part if total is None else torch.addmm(total, weight, part)
 
 
 def _lower_product(d: Tensor, x: Tensor, group: int) -> Tensor:
@@ -223,24 +224,33 @@ def _lower_product(d: Tensor, x: Tensor, group: int) -> Tensor:
     return out
 
 
-def _put(buffer: Tensor, own: slice, part: Tensor | None, shape: torch.Size) -> Tensor:
-    """Return the buffer with a key, value or gradient [B, R, T, E] in its own rows; None is zero.
-
-    It is written in place, by a compiler too.
-    """
+def _put_both(
+    buffers: Sequence[Tensor], own: slice, parts: Sequence[Tensor | None], shape: torch.Size
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """Write key and value, or their gradients, [B, R, T, E], into a layer's own rows; return the
+    buffers and what is there. No gradient is zero. A compiler writes in place too."""
     if torch.compiler.is_compiling():
-        # Inductor writes `index_put` in place; of `slice_scatter` it would rewrite the whole buffer.
-        at = torch.arange(own.start, own.stop, device=buffer.device)
-        rows = buffer.new_zeros(()) if part is None else part.transpose(0, 1).reshape(len(at), -1)
-        return torch.index_put(buffer, (at,), rows)
+        # Inductor writes `index_put` in place, and for `slice_scatter` rewrites the whole buffer.
+        at = torch.arange(own.start, own.stop, device=buffers[0].device)
+        rows = [
+            b.new_zeros(()) if part is None else part.transpose(0, 1).reshape(len(at), -1)
+            for b, part in zip(buffers, parts, strict=True)
+        ]
+        written = [torch.index_put(b, (at,), r) for b, r in zip(buffers, rows, strict=True)]
+        return written, parts
     # `data` has a version of its own: writing a later slot is no change of those that are saved.
-    buffer = buffer.data
-    rows = _as_slot(buffer[own], shape)
-    if part is None:
-        rows.zero_()
-    elif rows.data_ptr() != part.data_ptr():
-        rows.copy_(part)
-    return buffer
+    slots = [_as_slot(buffer.data[own], shape) for buffer in buffers]
+    for slot, part in zip(slots, parts, strict=True):
+        slot.zero_() if part is None else slot.copy_(part)
+    return [buffer.data for buffer in buffers], slots
+
+
+def _is_in(slots: Sequence[Tensor], buffers: Sequence[Tensor]) -> bool:
+    """Whether a layer's slot is in X already: whether this is the X of the forward."""
+    if torch.compiler.is_compiling():
+        return False
+    storages = (part[0].untyped_storage().data_ptr() for part in (slots, buffers))
+    return next(storages) == next(storages)
 
 
 def _as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
@@ -268,19 +278,15 @@ def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:
     """Raise ``ValueError`` if slots differ in shape, or if a weight does not fit them."""
     if not slots:
         raise ValueError("route needs at least one slot (a pair of key and value), got none")
-    shape = slots[0][0].shape
-    for number, slot in enumerate(slots):
-        if any(part.shape != shape for part in slot):
-            raise ValueError(
-                f"the keys and values of all slots must have the shape {list(shape)} of the first "
-                f"key, got {[list(part.shape) for part in slot]} in slot {number}"
-            )
-    heads, count = shape[1], len(slots)
-    for weight in weights:
-        by_head = weight.ndim == 2 and weight.shape[1] == count * heads
-        if weight.shape != weights[0].shape or not (by_head or weight.shape == (1, count)):
-            raise ValueError(
-                f"the weights of keys and of values for {count} slots of {heads} heads must have "
-                f"one shape, with {count * heads} columns or [1, {count}], a scalar a slot; got "
-                f"{[list(w.shape) for w in weights]}"
-            )
+    shapes = [[list(part.shape) for part in slot] for slot in slots]
+    for number, of_slot in enumerate(shapes):
+        if of_slot != [shapes[0][0]] * 2:
+            raise ValueError(f"all slots must be {shapes[0][0]}, got {of_slot} in slot {number}")
+    count, columns = len(slots), len(slots) * shapes[0][0][1]
+    shape = weights[0].shape
+    fits = shape == (1, count) or (len(shape) == 2 and shape[1] == columns)
+    if not fits or weights[-1].shape != shape:
+        raise ValueError(
+            f"the weights of keys and values of {count} slots must have {columns} columns, or be "
+            f"[1, {count}], got {[list(weight.shape) for weight in weights]}"
+        )

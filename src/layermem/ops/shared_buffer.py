@@ -50,8 +50,8 @@ def begin(
 
     ``routers[l]`` is the router of layer l, None if it has none; ``sources[l]`` are the S layers
     that it reads, ascending, its own last. ``like`` is a tensor of the forward. Returns None unless
-    all weights lie whole in one memory, and under ``torch.func`` and ``torch.jit``. ``may_end_early``:
-    whether a backward pass may begin below the last layer.
+    all weights lie whole in one memory, and under ``torch.func`` and ``torch.jit``.
+    ``may_end_early``: whether a backward pass may begin below the last layer.
     """
     rows = next((len(router[0]) for router in routers if router is not None), 0)
     if not rows or _only_naive or not _is_ordinary(like):
