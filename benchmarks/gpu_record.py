@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -66,8 +67,10 @@ def identify_machine(device):
     if device == "cuda":
         machine["device"] = torch.cuda.get_device_name()
         machine["memory"] = torch.cuda.get_device_properties(0).total_memory
-        ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        machine["driver"] = subprocess.run(ask, capture_output=True, text=True).stdout.split()[0]
+        if shutil.which("nvidia-smi"):
+            ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            asked = subprocess.run(ask, capture_output=True, text=True)
+            machine["driver"] = asked.stdout.partition("\n")[0].strip()
     # What is copied to a GPU need not be a checkout.
     digest, package = hashlib.sha256(), Path(layermem.__file__).parent
     for path in sorted(package.rglob("*.py")):
