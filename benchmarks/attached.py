@@ -27,7 +27,7 @@ COLUMNS = ("native", "attached", "bare")
 
 
 def build_three(fields, device, column=None):
-    """Return {column: (model, None)} of all ``COLUMNS``, whichever is asked for."""
+    """Return {column: model} of all ``COLUMNS``, whichever is asked for."""
     torch.manual_seed(0)
     bare = LlamaForCausalLM(LlamaConfig(**complete_fields(fields))).to(device)
     native = layermem.LimeForCausalLM.from_llama(bare)
@@ -37,7 +37,7 @@ def build_three(fields, device, column=None):
         for layer, weight in enumerate(routers, start=1):
             weight.add_(0.1 * torch.randn_like(weight))
             native.model.layers[layer].self_attn.memory.weight.copy_(weight)
-    return {"native": (native, None), "attached": (attached, None), "bare": (bare, None)}
+    return {"native": native, "attached": attached, "bare": bare}
 
 
 def step(model, ids):
@@ -48,7 +48,7 @@ def step(model, ids):
 def freeze_base(models):
     """Let the routers alone train; the bare model, which has none, only runs forward."""
     for name in ("native", "attached"):
-        for key, parameter in models[name][0].named_parameters():
+        for key, parameter in models[name].named_parameters():
             parameter.requires_grad_("router" in key or "memory" in key)
     return {name: models[name] for name in ("native", "attached")}
 
@@ -59,7 +59,7 @@ def measure_shape(shape, args):
     models = build_three(fields, args.device)
     ids = torch.randint(256, (batch, tokens), device=args.device)
     prompt = torch.randint(256, (1, PROMPT), device=args.device)
-    caches = {model: read_prompt(model, prompt) for model, _ in models.values()}
+    caches = {model: read_prompt(model, prompt) for model in models.values()}
 
     def decode(model):
         decode_tokens(model, prompt[:, -1:], caches[model])
@@ -78,7 +78,7 @@ def kept_by_a_token(shape, device):
     """Return {column: bytes} that tensors which outlive a decoded token grow by, on average."""
     models = build_three(SHAPES[shape][0], device)
     prompt, kept = torch.randint(256, (1, PROMPT), device=device), {}
-    for name, (model, _) in models.items():
+    for name, model in models.items():
         cache = read_prompt(model, prompt)
         before = sum(storages().values())
         extend_cache(model, prompt[:, -1:], cache)

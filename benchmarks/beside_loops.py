@@ -33,10 +33,10 @@ def main():
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
         step = training_step(ids)
-        for name, (model, _) in build_variants(fields, args.device, args.variants).items():
+        for name, model in build_variants(fields, args.device, args.variants).items():
             loop = EagerLoop(model)
             check_same(model, loop, ids[:, :64])
-            both = {"eager loop": (loop, None), "ours": (model, None)}
+            both = {"eager loop": loop, "ours": model}
             row = rows[f"{shape} {name}"] = round_seconds(both, step, args.repeats, args.device)
             ratio = summarize(row, "eager loop")["ratios"]["ours"]
             print(f"{shape} {name}: {ratio:.3f}", file=sys.stderr, flush=True)

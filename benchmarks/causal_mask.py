@@ -13,18 +13,14 @@ LENGTHS, TOKENS = (512, 2048), 2048
 
 
 def compile_columns(models, ids, **options):
-    """Return {column: ((compiled model, mask or None), implementation of routing)}.
-
-    ``models`` are {"llama", "plain" or "lime": (model, implementation of routing)}.
-    """
+    """Return {column: (compiled model, mask or None)} of "llama", "plain" and "lime"."""
     length = ids.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
     masks = {"llama": None, "plain": None, "plain, mask": causal.expand(len(ids), 1, -1, -1)}
     columns = {}
     for column, mask in {**masks, "lime": None}.items():
-        model, implementation = models[column.partition(",")[0]]
-        compiled = torch.compile(model, dynamic=False, **options)
-        columns[column] = (compiled, mask), implementation
+        model = models[column.partition(",")[0]]
+        columns[column] = torch.compile(model, dynamic=False, **options), mask
     return columns
 
 
@@ -46,12 +42,11 @@ def main():
     options.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens of a row")
     args, rows = parse_arguments(options), {}
     for shape in args.shapes:
-        models = build_models(SHAPES[shape][0], args.device, ["deferred"])
+        models = build_models(SHAPES[shape][0], args.device, ["llama", "plain", "lime"])
         for length in args.lengths:
             torch.compiler.reset()
             ids = torch.randint(256, (max(1, TOKENS // length), length), device=args.device)
-            named = {column.partition(" ")[0]: model for column, model in models.items()}
-            columns, step = compile_columns(named, ids, fullgraph=True), make_step(ids)
+            columns, step = compile_columns(models, ids, fullgraph=True), make_step(ids)
             rows[f"{shape}, {length}"] = round_seconds(columns, step, args.repeats, args.device)
     print_table("compiled training step", rows, args.device, args.json)
 

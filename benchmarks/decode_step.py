@@ -2,15 +2,16 @@
 
 Eager, one sequence and a batch: a prompt of 64 tokens (--prompts) in one forward, and 16 greedy
 tokens after it, one forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's
-concatenating form, and LIMe with two implementations of routing; with --variants, plain and the
-named variants; with --routers, full, windowed and pruned routers. With --tokens-only a cache is
-filled with copies of the entries of 64 tokens, so that it can be long.
+concatenating form, and our LIMe; with --variants, plain and the named variants; with --routers,
+full, windowed and pruned routers. With --tokens-only a cache is filled with copies of the entries
+of 64 tokens, so that it can be long.
 """
 
 import itertools
 
 import torch
 from measure import (
+    COLUMNS,
     SHAPES,
     add_routers_option,
     add_variants_option,
@@ -81,13 +82,13 @@ def main():
         elif args.routers:
             models = build_routers(fields, args.device)
         else:
-            models = build_models(fields, args.device, ["deferred", "grouped"])
-        for model, _ in models.values():
+            models = build_models(fields, args.device, COLUMNS)
+        for model in models.values():
             model.eval()
         for batch, length in itertools.product(args.batches, args.prompts):
             prompt = torch.randint(256, (batch, length), device=args.device)
             fill = fill_cache if args.tokens_only else read_prompt
-            caches = {model: fill(model, prompt) for model, _ in models.values()}
+            caches = {model: fill(model, prompt) for model in models.values()}
 
             def prefill(model, prompt=prompt):
                 read_prompt(model, prompt)

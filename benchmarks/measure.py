@@ -8,7 +8,6 @@ times come from the same round, and the ratio is the median over the rounds.
 import argparse
 import json
 import statistics
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from concatenating import build_concatenating
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
-from layermem.ops import route
 from layermem_bench.config.run import Model
 from layermem_bench.efficiency import measuring
 from layermem_bench.study.boards import parse_arms
@@ -66,6 +64,8 @@ FAMILY = (
 )
 # LOWEST: half of the layers of a shape.
 STORAGE = "lime_half,lime_half:storage=LOWEST,cla,yoco,fused_kv,fused_kv:fusion=lite"
+# What our LIMe is compared with, unless other columns are asked for.
+COLUMNS = ("llama", "plain", "concatenating", "lime")
 # Forms that have an eager loop of their equations beside those of the family.
 WITH_LOOPS = f"{FAMILY},recipe_half,cla,yoco,fused_kv,fused_kv:fusion=lite"
 
@@ -108,62 +108,40 @@ def complete_fields(fields):
     return {**shared, "intermediate_size": 4 * fields["hidden_size"], **fields}
 
 
-def build_models(
-    fields,
-    device,
-    implementations=None,
-    dtype=torch.float32,
-    peers=("llama", "plain", "concatenating"),
-):
-    """Return {column: (model, implementation of routing)}.
+def build_models(fields, device, columns, dtype=torch.float32):
+    """Return {column: model}: each of ``columns`` is built by ``build_model``."""
+    return {column: build_model(column, fields, device).to(dtype) for column in columns}
 
-    The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, which is a
-    model of its own, and our LIMe for each implementation. They are compared with each other in
-    float32 before they get their ``dtype``.
+
+def build_model(column, fields, device):
+    """Build a model: "llama", "concatenating", or a variant with fields, as in a study.
+
+    "concatenating" is LIMe in the form of the paper's pseudocode, a model of its own, which is
+    compared with ours first.
     """
     fields = complete_fields(fields)
-    builders = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**fields)),
-        "plain": lambda: layermem.build("plain", **fields),
-        "lime": lambda: layermem.build("lime", **fields),
-    }
-    models = {}
-    for name in [name for name in builders if name in (*peers, "lime")]:
+    # Weights are drawn on the device itself: on the CPU those of a 1B take a minute.
+    with torch.device(device):
         torch.manual_seed(0)
-        # Weights that are drawn on the device itself: on the CPU those of a 1B take a minute.
-        with torch.device(device):
-            models[name] = builders[name]()
-    if "concatenating" in peers:
-        with torch.device(device):
-            models["concatenating"] = build_concatenating(fields, models["lime"])
-    models = {name: model.to(dtype) for name, model in models.items()}
-    if implementations is None:
-        # On a CPU, Triton's kernels run in its interpreter, whose time says nothing.
-        names = route.implementations()
-        implementations = [name for name in names if device != "cpu" or name != "triton"]
-    limes = {f"lime {name}": (models["lime"], name) for name in implementations}
-    return {**{name: (models[name], "naive") for name in peers}, **limes}
+        if column == "llama":
+            return LlamaForCausalLM(LlamaConfig(**fields))
+        if column == "concatenating":
+            return build_concatenating(fields, layermem.build("lime", **fields))
+        ((variant, options),) = parse_arms(column).values()
+        return layermem.build(variant, **fields, **Model(options=options).variant_fields())
 
 
 def build_variants(fields, device, names, dtype=torch.float32):
-    """Return {column: (model, None)} of plain and the named variants; see ``forcing``."""
-    models = {}
+    """Return {column: model} of plain and the named variants."""
     lowest = str(fields["num_hidden_layers"] // 2)
     lists = {"family": FAMILY, "storage": STORAGE.replace("LOWEST", lowest)}
-    names = lists.get(names, names)
     # Plain may be the only one that is named.
-    arms = ",".join(dict.fromkeys(["plain", *names.split(",")]))
-    for arm, (variant, options) in parse_arms(arms).items():
-        torch.manual_seed(0)
-        chosen = Model(options=options).variant_fields()
-        with torch.device(device):
-            model = layermem.build(variant, **complete_fields(fields), **chosen)
-        models[arm] = model.to(dtype), None
-    return models
+    arms = ",".join(dict.fromkeys(["plain", *lists.get(names, names).split(",")]))
+    return build_models(fields, device, parse_arms(arms), dtype)
 
 
 def build_routers(fields, device):
-    """Return {column: (model, None)} of plain, LIMe, and LIMe whose routers read fewer layers."""
+    """Return {column: model} of plain, LIMe, and LIMe whose routers read fewer layers."""
     models = {}
     for column, (variant, chosen) in {
         "plain": ("plain", {}),
@@ -174,9 +152,9 @@ def build_routers(fields, device):
     }.items():
         torch.manual_seed(0)
         with torch.device(device):
-            models[column] = layermem.build(variant, **complete_fields(fields), **chosen), None
+            models[column] = layermem.build(variant, **complete_fields(fields), **chosen)
     # New routers have about the same weight on every layer: half of the layers are left.
-    models["pruned"][0].prune_routers(0.6)
+    models["pruned"].prune_routers(0.6)
     return models
 
 
@@ -190,11 +168,6 @@ def training_step(ids):
     return step
 
 
-def forcing(implementation):
-    """Return a context with an implementation of routing; None: the one that is chosen anyway."""
-    return nullcontext() if implementation is None else route.using(implementation)
-
-
 def median_seconds(models, step, repeats, device, count=1):
     """Return {column: median seconds} of ``round_seconds``."""
     rounds = round_seconds(models, step, repeats, device, count)
@@ -206,12 +179,7 @@ def round_seconds(models, step, repeats, device, count=1):
 
     ``count``: how many units one step computes; the figure is for one of them.
     """
-
-    def run_step(model, implementation):
-        with forcing(implementation):
-            step(model)
-
-    steps = {name: partial(run_step, *column) for name, column in models.items()}
+    steps = {name: partial(step, model) for name, model in models.items()}
     seconds = measuring.time_interleaved(steps, repeats, device)
     return {name: [value / count for value in values] for name, values in seconds.items()}
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 from measure import (
+    COLUMNS,
     SHAPES,
     add_variants_option,
     build_models,
     build_variants,
-    forcing,
     make_parser,
     parse_arguments,
     print_table,
@@ -42,28 +42,25 @@ def storages():
 
 
 def build_columns(fields, device, column=None, *, variants=None):
-    """Return {column: (model, implementation of routing)}, or at least ``column``."""
+    """Return {column: model}, or at least ``column``."""
     if variants:
         # Of the family, plain and this one alone.
         return build_variants(fields, device, column or variants)
-    # Not naive, which saves a copy of all slots for each layer.
-    names = ["deferred", "grouped"] if device == "cpu" else None
-    return build_models(fields, device, names)
+    return build_models(fields, device, [column] if column else COLUMNS)
 
 
 def _prepare(build, shape, column, device):
-    """Return the model of a column, its implementation of routing, and token ids."""
+    """Return the model of a column, and token ids."""
     torch.set_num_threads(1)
     fields, batch, tokens = SHAPES[shape]
-    model, implementation = build(fields, device, column)[column]
+    model = build(fields, device, column)[column]
     # What is allocated once by a process, at its first step, is not the model's.
     first = torch.zeros(1, 2, dtype=torch.long, device=device)
-    with forcing(implementation):
-        model(first, labels=first, use_cache=False).loss.backward()
+    model(first, labels=first, use_cache=False).loss.backward()
     model.zero_grad()
-    # What other columns' models took is not either.
+    # What was built beside it is not either.
     give_back_freed_memory()
-    return model, implementation, torch.randint(256, (batch, tokens), device=device)
+    return model, torch.randint(256, (batch, tokens), device=device)
 
 
 def alive_after_a_forward(build, shape, column, device):
@@ -71,15 +68,14 @@ def alive_after_a_forward(build, shape, column, device):
 
     A hook that hands a saved output on as it is makes a cycle that is never freed.
     """
-    model, implementation, ids = _prepare(build, shape, column, device)
+    model, ids = _prepare(build, shape, column, device)
     before, saved = storages(), {}
 
     def record(tensor):
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    keep = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
-    with forcing(implementation), keep:
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         loss = model(ids, labels=ids, use_cache=False).loss
     after = {**saved, **storages()}
     del loss
@@ -88,10 +84,9 @@ def alive_after_a_forward(build, shape, column, device):
 
 def peak_of_a_step(build, shape, column, device):
     """Return the bytes by which a training step raises the peak. To be called in a new process."""
-    model, implementation, ids = _prepare(build, shape, column, device)
+    model, ids = _prepare(build, shape, column, device)
     before = read_memory(device, "now")
-    with forcing(implementation):
-        model(ids, labels=ids, use_cache=False).loss.backward()
+    model(ids, labels=ids, use_cache=False).loss.backward()
     return read_memory(device, "peak") - before
 
 
@@ -107,7 +102,7 @@ def memory_rows(build, columns, shapes, device):
     """Return {"shape figure": {column: bytes}}, each figure from a new process.
 
     ``build`` is a function of the fields of a shape, a device and a column's name that returns at
-    least that of {column: (model, implementation of routing)}.
+    least that of {column: model}.
     """
     figures, rows = {"alive": alive_after_a_forward}, {}
     if device != "cpu" or Path("/proc/self/clear_refs").exists():

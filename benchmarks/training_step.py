@@ -1,13 +1,14 @@
 """Time of a training step (forward and backward) compared with Hugging Face's LLaMA.
 
-The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and LIMe with each
-implementation of routing, eager, with --bfloat16 of weights in bfloat16. With --compile they are
-the plain decoder and LIMe, both compiled; with --variants, plain and the named variants, eager, and
-with --bfloat16 each of them under autocast too; with --routers, full, windowed and pruned routers.
+The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and our LIMe; with
+--variants, plain and the named variants; with --routers, full, windowed and pruned routers. They
+are eager and in float32. --compile compiles plain and LIMe, or the named variants; --bfloat16 has
+weights in bfloat16, and each of the named variants under autocast as well.
 """
 
 import torch
 from measure import (
+    COLUMNS,
     SHAPES,
     add_routers_option,
     add_variants_option,
@@ -45,30 +46,25 @@ def main():
     add_variants_option(options)
     add_routers_option(options)
     args, rows = parse_arguments(options), {}
-    if args.compile + bool(args.variants) + args.routers > 1:
-        options.error("choose one of --compile, --variants and --routers")
-    if args.bfloat16 and (args.compile or args.routers):
-        options.error("--bfloat16 is for neither --compile nor --routers: leave one out")
+    if args.routers and (args.compile or args.variants or args.bfloat16):
+        options.error("--routers is measured eager and in float32: leave the others out")
+    if args.compile and args.bfloat16:
+        options.error("choose one of --compile and --bfloat16")
     dtype = torch.bfloat16 if args.bfloat16 else torch.float32
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
-        step = training_step(ids)
-        if args.variants:
-            models = build_variants(fields, args.device, args.variants)
-            if args.bfloat16:
-                narrow = {name: InBfloat16(model) for name, (model, _) in models.items()}
-                models |= {f"{name} bfloat16": (model, None) for name, model in narrow.items()}
-        elif args.routers:
+        if args.routers:
             models = build_routers(fields, args.device)
+        elif args.variants or args.compile:
+            models = build_variants(fields, args.device, args.variants or "lime")
         else:
-            models = build_models(fields, args.device, ["deferred", "grouped"], dtype)
+            models = build_models(fields, args.device, COLUMNS, dtype)
+        if args.variants and args.bfloat16:
+            models |= {f"{name} bfloat16": InBfloat16(model) for name, model in models.items()}
         if args.compile:
-            models = {
-                name: (torch.compile(models[name][0], fullgraph=True), "grouped")
-                for name in ("plain", "lime grouped")
-            }
-        rows[shape] = round_seconds(models, step, args.repeats, args.device)
+            models = {name: torch.compile(m, fullgraph=True) for name, m in models.items()}
+        rows[shape] = round_seconds(models, training_step(ids), args.repeats, args.device)
     title = "compiled training step" if args.compile else "training step"
     base = "lime" if args.routers else "plain" if args.compile or args.variants else "llama"
     print_table(title, rows, args.device, args.json, base)

@@ -1,16 +1,19 @@
-"""The bytes that benchmarks/traffic.py counts: against the products of groups."""
+"""The bytes that benchmarks/traffic.py counts: against the products and copies of a step."""
 
 import importlib.util
 from pathlib import Path
 
+import chain
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from layermem.ops.route import begin_buffer
-
 ROOT = Path(__file__).parents[1]
-HEADS, TOKENS, WIDTH = 4, 16, 8
+# Numbers of a row of the buffers: no weight of the chain has rows as long.
+COLUMNS = 2 * 7 * 5
+SLOT = chain.HEADS * COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -21,54 +24,57 @@ def traffic():
     return module
 
 
-class CountedProducts(TorchDispatchMode):
-    """Sums the slots that matrix products read and write; weights have fewer numbers in a row."""
+class Counted(TorchDispatchMode):
+    """Sums the slots that matrix products read and write, and copies."""
 
     def __init__(self):
         super().__init__()
-        self.slots = 0
+        self.products = self.copies = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        if "mm" in str(function):
-            tensors = [x for x in (*args, out) if isinstance(x, torch.Tensor)]
-            # Keys and values are two matrices [heads, tokens * width].
-            sizes = [x.numel() for x in tensors if TOKENS * WIDTH in x.shape]
-            self.slots += sum(sizes) / (2 * HEADS * TOKENS * WIDTH)
+        self.count(function, [*args, out])
         return out
 
+    def count(self, function, tensors):
+        # Keys and values are two matrices [heads, COLUMNS], half of a slot each.
+        if "mm" in str(function):
+            sizes = [x.numel() for x in tensors if COLUMNS in x.shape]
+            self.products += sum(sizes) / (2 * SLOT)
+        elif "copy_" in str(function) and tensors[0].numel() == SLOT:
+            self.copies += 1
 
-def run_layers(layers, dtype=torch.float32):
-    """Run a forward and backward of a buffer's routes, in which no layer needs another."""
-    weights = [torch.randn(HEADS, HEADS * i, requires_grad=True) for i in range(1, layers + 1)]
-    weights[0] = None
-    buffer, total = begin_buffer(weights, torch.randn(2, dtype=dtype)), 0
-    for weight in weights:
-        # Token major.
-        slot = torch.randn(2, 1, TOKENS, HEADS, WIDTH, dtype=dtype).transpose(2, 3)
-        buffer.append(*slot.requires_grad_().unbind())
-        if weight is not None:
-            total += sum(part.square().sum() for part in buffer.route(weight))
-    total.backward()
-
-
-@pytest.mark.parametrize("layers", [9, 16])
-def test_grouped_transfers_are_those_of_its_products(traffic, layers):
-    with CountedProducts() as counted:
-        run_layers(layers)
-    assert counted.slots == traffic.count_grouped(layers)
+    def count_graph(self, graph, _):
+        for node in graph.graph.nodes:
+            if node.op == "call_function":
+                inputs = [x for x in node.args if isinstance(x, torch.fx.Node)]
+                self.count(node.target, [x.meta.get("val") for x in (*inputs, node)])
+        return make_boxed_func(graph.forward)
 
 
 @pytest.mark.parametrize("layers", [9, 20])
-def test_transfers_of_one_group_are_those_of_its_products(traffic, layers):
-    with CountedProducts() as counted:
-        run_layers(layers, torch.bfloat16)
-    assert counted.slots == traffic.count_one_group(layers)
+def test_transfers_are_those_of_a_step(traffic, layers):
+    x, model, counted = chain.an_input(dtype=torch.bfloat16), chain.Depth(layers), Counted()
+    # As on a GPU; in float32 on a CPU layers are in groups.
+    model.bfloat16()
+    with counted:
+        model(x).sum().backward()
+    assert counted.products == traffic.count_products(layers)
+    assert counted.copies == traffic.count_copies(layers)
+
+
+@pytest.mark.parametrize("may_end_early", [False, True])
+def test_compiled_products_are_the_same(traffic, may_end_early):
+    x, model, counted = chain.an_input(), chain.Depth(9), Counted()
+    backend = aot_autograd(fw_compiler=counted.count_graph, bw_compiler=counted.count_graph)
+    step = torch.compile(model, fullgraph=True, backend=backend)
+    step(x, may_end_early=may_end_early).sum().backward()
+    assert counted.products == traffic.count_products(9)
 
 
 def test_the_page_shows_what_is_counted(traffic):
     page = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
     counts = [traffic.count_transfers(layers) for layers in traffic.DEPTHS]
-    for implementation in counts[0]:
-        cells = " | ".join(str(count[implementation]) for count in counts)
-        assert f"| {cells} |" in page, implementation
+    for form in counts[0]:
+        cells = " | ".join(str(count[form]) for count in counts)
+        assert f"| {cells} |" in page, form

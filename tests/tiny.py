@@ -1,13 +1,7 @@
 """Sizes and models the tests share."""
 
 import gc
-import importlib.util
-import os
 import shutil
-
-# Kernels run on the CPU by triton's interpreter. It must be said before anything imports triton,
-# whose own functions ask too, and transformers imports it; for tests on a GPU, TRITON_INTERPRET=0.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import literal
 import pytest
@@ -55,10 +49,6 @@ KINDS = [
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
     reason="torch.compile on a CPU needs a C++ compiler, and there is none",
-)
-needs_kernels = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
-    reason="kernels run on a CPU only by triton's interpreter (TRITON_INTERPRET=1)",
 )
 
 

@@ -67,7 +67,7 @@ class Memory(nn.Module, ABC):
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
         """Return source layers and weights if ``forward`` is ``route(slots, *weights)``, else None.
 
-        Layers whose memories all are routes may share a buffer (``memories.begin_shared_buffer``).
+        Layers whose memories all are routes may share a buffer (``memories.begin_routes``).
         """
         return None
 
