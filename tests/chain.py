@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from layermem.ops import route as room
+from layermem.ops import shared_buffer as room
+from layermem.ops.route import route
 
 HEADS = 3
 
@@ -54,7 +55,7 @@ class Depth(nn.Module):
             slots = [*zip(given[::2], given[1::2], strict=True), (key, value)]
         own = key, value
         if router is not None:
-            key, value = room.route(slots, *router)
+            key, value = route(slots, *router)
         # Autograd saves both of them, as attention does.
         x = x + torch.tanh(key * (2 + value)).transpose(1, 2).flatten(2)
         return x, *(own if shared is None else slots.handed)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, Genera
 from layermem.models import counting
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
-from layermem.ops.route import using_naive
+from layermem.ops.shared_buffer import using_naive
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
 # The operators that Inductor generates code for, run one by one.

@@ -37,8 +37,6 @@ FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 # transformers requires; and, in single files, what is there whenever they are imported.
 CORE = {"torch", "transformers", "safetensors", "huggingface_hub", "numpy", "tokenizers"}
 WHERE_ASKED_FOR = {
-    "kernels.py": {"triton"},
-    "launches.py": {"triton"},
     "peft_adapters.py": {"peft"},
     "vllm.py": {"vllm"},
     "vllm_backend.py": {"vllm"},
@@ -124,8 +122,6 @@ sizes = dict(vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_h
 ids = torch.arange(8)[None]
 for name in layermem.variants():
     layermem.build(name, **sizes)(ids, labels=ids).loss.backward()
-for gpu in ("kernels", "launches"):
-    assert f"layermem.ops.route.{{gpu}}" not in sys.modules
 model = layermem.build("lime", **sizes)
 model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
 model.save_pretrained({str(tmp_path / "native")!r})

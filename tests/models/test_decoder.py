@@ -10,7 +10,7 @@ from tiny import TINY, make
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
-from layermem.ops import route as room
+from layermem.ops import shared_buffer as room
 
 LLAMAS = {
     "gqa": {},

@@ -5,15 +5,15 @@ import datetime
 import pytest
 import torch
 from forked import in_forks, leave
-from tiny import CASES, SLOW, TINY, make, needs_kernels
+from tiny import CASES, SLOW, TINY, make
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from layermem.models.registry import lookup
-from layermem.ops import route
-from layermem.ops.route import using
+from layermem.ops import shared_buffer
+from layermem.ops.shared_buffer import using_naive
 
 WORLD = 2
 
@@ -62,51 +62,49 @@ def work(rank, cases, folder):
         timeout=datetime.timedelta(seconds=300),
     )
     # Several groups in a shallow model.
-    route._GROUP_SIZE = 3
+    shared_buffer._GROUP = 3
     weights = []
-    for variant, name, how in cases:
+    for variant, how in cases:
         model = a_model(variant).train()
         if "checkpointed" in how:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         fsdp = "fsdp" in how
         model = sharded(model, "as one" in how) if fsdp else DistributedDataParallel(model)
-        with using(name):
-            weights.append(two_steps(model, a_batch().chunk(WORLD)[rank]))
+        weights.append(two_steps(model, a_batch().chunk(WORLD)[rank]))
     torch.save(weights, f"{folder}/{rank}.pt")
     leave(folder)
 
 
-# (variant, implementation of routing, wrapping): those of every day, and the others.
-WRAPPED = [("lime", "deferred", "ddp checkpointed"), ("lime", "grouped", "fsdp")]
+# (variant, wrapping): those of every day, and the others.
+WRAPPED = [("lime", "ddp checkpointed"), ("lime", "fsdp")]
 OTHERS = [
-    ("plain", "naive", "ddp"),
-    ("lime", "deferred", "ddp"),
-    ("lime", "deferred", "fsdp"),
-    ("lime", "deferred", "fsdp checkpointed"),
-    ("lime", "grouped", "ddp"),
-    ("lime", "grouped", "fsdp as one"),
-    ("lime-separate", "deferred", "fsdp checkpointed"),
-    ("value_residual-svformer", "naive", "ddp"),
-    ("depth_attention-raw", "naive", "ddp checkpointed"),
-    ("lime_hidden", "naive", "ddp checkpointed"),
-    ("lime_hidden-dynamic", "naive", "fsdp"),
-    ("depth_attention", "naive", "fsdp"),
-    ("value_residual-dense", "naive", "fsdp"),
-    ("lime+hyper_connections", "deferred", "ddp"),
-    ("lime+hyper_connections", "deferred", "fsdp checkpointed"),
-    ("mhc", "naive", "ddp checkpointed"),
-    ("mhc", "naive", "fsdp"),
-    ("mudd-pre-post", "naive", "fsdp checkpointed"),
-    ("attention_residuals", "naive", "ddp"),
-    ("mudd", "naive", "ddp checkpointed"),
-    ("attention_residuals-delta", "naive", "fsdp"),
-    ("attention_residuals-block", "naive", "fsdp"),
-    ("denseformer", "naive", "fsdp"),
-    ("dca", "naive", "fsdp checkpointed"),
-    ("lime_half", "deferred", "ddp"),
-    ("lime_half", "deferred", "fsdp checkpointed"),
-    ("cla", "naive", "ddp checkpointed"),
-    ("fused_kv", "naive", "fsdp"),
+    ("plain", "ddp"),
+    ("lime", "fsdp checkpointed"),
+    ("lime", "ddp"),
+    ("lime", "fsdp as one"),
+    ("lime", "fsdp as one checkpointed"),
+    ("lime-separate", "fsdp checkpointed"),
+    ("value_residual-svformer", "ddp"),
+    ("depth_attention-raw", "ddp checkpointed"),
+    ("lime_hidden", "ddp checkpointed"),
+    ("lime_hidden-dynamic", "fsdp"),
+    ("depth_attention", "fsdp"),
+    ("value_residual-dense", "fsdp"),
+    ("lime+hyper_connections", "ddp"),
+    ("lime+hyper_connections", "fsdp checkpointed"),
+    ("mhc", "ddp checkpointed"),
+    ("mhc", "fsdp"),
+    ("mudd-pre-post", "fsdp checkpointed"),
+    ("attention_residuals", "ddp"),
+    ("mudd", "ddp checkpointed"),
+    ("attention_residuals-delta", "fsdp"),
+    ("attention_residuals-block", "fsdp"),
+    ("denseformer", "fsdp"),
+    ("dca", "fsdp checkpointed"),
+    ("lime_half", "ddp"),
+    ("lime_half", "fsdp checkpointed"),
+    ("cla", "ddp checkpointed"),
+    ("fused_kv", "fsdp"),
 ]
 
 
@@ -115,7 +113,6 @@ OTHERS = [
     "cases",
     [
         pytest.param(WRAPPED, id="of every day"),
-        pytest.param([("lime", "triton", "fsdp")], id="kernels", marks=[SLOW, needs_kernels]),
         pytest.param(OTHERS, id="others", marks=SLOW),
     ],
 )
@@ -123,7 +120,7 @@ def test_two_processes_descend_as_one(cases, tmp_path):
     in_forks(work, (cases, tmp_path), WORLD)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
     for i, case in enumerate(cases):
-        with using("naive"):
+        with using_naive():
             expected = two_steps(a_model(case[0]).train(), a_batch())
         for found in ranks:
             torch.testing.assert_close(

@@ -25,7 +25,7 @@ from layermem.models.seams import (
     forked_generator,
 )
 from layermem.ops.rope import rotate
-from layermem.ops.route import using_naive
+from layermem.ops.shared_buffer import using_naive
 from layermem.variants.lime import LimeRouter
 
 STREAMS = 3

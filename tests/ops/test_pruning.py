@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from layermem.ops.pruning import check_options, prune
 
 # Two heads, three slots; the absolute weights of the slots are 1, 6 and 3.

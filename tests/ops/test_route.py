@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tiny import live_tensors
 from torch.utils.checkpoint import checkpoint
 
-from layermem.ops import route as room
+from layermem.ops import shared_buffer as room
 from layermem.ops.rope import rotate
-from layermem.ops.route import FewTokens, Routes, begin, route, using_naive
+from layermem.ops.route import route
+from layermem.ops.shared_buffer import FewTokens, Routes, begin, using_naive
 
 WITH_GAPS = [(0,), (1,), (0, 2), (0, 1, 3), (1, 4), (0, 2, 4, 5), (0, 3, 6)]
 CHAINS = {
@@ -238,9 +239,15 @@ def test_a_compiled_loss_below_the_last_layer(layer):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for got, want in zip(grad(compiled(x, True)), expected, strict=True):
         # A compiled graph has zeros for what a loss does not reach.
-        torch.testing.assert_close(got if got is not None else torch.zeros(()), (
-            want if want is not None else torch.zeros_like(got if got is not None else x[:0].sum())
-        ), check_dtype=False)
+        torch.testing.assert_close(
+            got if got is not None else torch.zeros(()),
+            (
+                want
+                if want is not None
+                else torch.zeros_like(got if got is not None else x[:0].sum())
+            ),
+            check_dtype=False,
+        )
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
@@ -597,15 +604,15 @@ def compiled_calls(depth, early=False):
 
 @pytest.mark.parametrize("early", [False, True])
 def test_compiled_calls_of_a_layer_do_not_grow(early):
-    """Of 8, 16 and 32 layers: products and writes grow by as many a layer, nothing is concatenated
-    but the small weights, and what is saved grows by the slots."""
-    few, more, most = (compiled_calls(depth, early) for depth in (8, 16, 32))
+    """Nothing is concatenated but the small weights, and what is saved grows by the slots."""
+    few, more, most = (compiled_calls(depth, early) for depth in (4, 8, 32))
     for part in ("forward", "backward"):
         for name in ("mm", "index_put"):
-            assert most[part, name] - more[part, name] == 2 * (more[part, name] - few[part, name])
+            grown = more[part, name] - few[part, name]
+            assert most[part, name] - more[part, name] == 6 * grown
         assert few[part, "cat"] == more[part, "cat"] == most[part, "cat"] <= 1
-    assert more["forward", "index_put"] - few["forward", "index_put"] == 2 * 8
-    slot = 2 * an_input().numel()
+    # Where a pass may begin below the last layer, X is written once more.
+    assert most["forward", "index_put"] - more["forward", "index_put"] == 24 * 2 * (1 + early)
     # W, and the slots of a layer beside what its own projections and its tanh save.
-    of_layer = (most["saved"] - more["saved"] - (32**2 - 16**2) * HEADS**2) / 16
-    assert of_layer <= 5 * slot
+    of_layer = (most["saved"] - more["saved"] - (32**2 - 8**2) * HEADS**2) / 24
+    assert of_layer <= 5 * 2 * an_input().numel()

@@ -6,14 +6,10 @@ import weakref
 import pytest
 import torch
 from chain import HEADS, assert_same
-from tiny import SLOW, needs_kernels
 
-from layermem.ops import depth, depth_attention, route, streams
+from layermem.ops import depth, depth_attention, streams
 from layermem.ops.depth import naive as depth_naive
-from layermem.ops.route import naive
-from layermem.ops.route.groups import GroupBuffer
 from layermem.ops.streams import naive as streams_naive
-from layermem.variants.lime import LimeRouter
 
 WIDTH, LAYERS = 5, 5
 
@@ -22,63 +18,6 @@ def an_input():
     noise = torch.Generator().manual_seed(3)
     x = torch.randn(2, HEADS, 7, WIDTH, generator=noise, dtype=torch.float64)
     return x.requires_grad_()
-
-
-def weights_of_routers():
-    noise = torch.Generator().manual_seed(4)
-    return [
-        (torch.randn(HEADS, HEADS * (i + 1), generator=noise).double() / (i + 1)).requires_grad_()
-        for i in range(LAYERS)
-    ]
-
-
-def by_route(name):
-    """Route slots of ``store`` by one implementation; return the loss, what is stored, the rest."""
-
-    def run():
-        x, weights, slots = an_input(), weights_of_routers(), []
-        out = x
-        with route.using(name):
-            for weight in weights:
-                slots.append(route.store(out * 2, out.sin()))
-                key, value = route.route(slots, weight)
-                out = out + torch.tanh(key * 2 + value)
-            # One that is no reader of ours.
-            loss = out.square().sum() + slots[1][0].exp().sum()
-        return loss, [tensor for slot in slots for tensor in slot], [x, *weights]
-
-    return run
-
-
-def by_buffer(make_buffer):
-    """The same on a buffer that all layers share."""
-
-    def run():
-        x, weights, out = an_input(), weights_of_routers(), None
-        buffer, out = make_buffer(weights), x
-        for weight in weights:
-            buffer.append(out * 2, out.sin())
-            key, value = buffer.route(weight)
-            out = out + torch.tanh(key * 2 + value)
-        loss = out.square().sum() + buffer[1][0].exp().sum()
-        return loss, [tensor for slot in buffer for tensor in slot], [x, *weights]
-
-    return run
-
-
-def by_router():
-    """A loop of one's own with modules, on what ``store`` returns."""
-    x, weights, slots = an_input(), weights_of_routers(), []
-    out = x
-    for i, weight in enumerate(weights):
-        router = LimeRouter(HEADS, range(i + 1)).double()
-        router.weight = torch.nn.Parameter(weight.detach())
-        weights[i] = router.weight
-        slots.append(route.store(out * 2, out.sin()))
-        key, value = router(x, slots)
-        out = out + torch.tanh(key * 2 + value)
-    loss = out.square().sum() + slots[1][0].exp().sum()
-    return loss, [tensor for slot in slots for tensor in slot], [x, *weights]
 
 
 def by_depth(ops, room):
@@ -126,28 +65,14 @@ def by_streams(ops):
 
 # How a loss is computed on stored tensors, and the same without storing.
 PAIRS = {
-    **{name: (by_route(name), by_route("naive")) for name in ("deferred", "grouped")},
-    "router": (by_router, by_route("naive")),
-    "buffer": (by_buffer(lambda w: GroupBuffer(w, 2)), by_route("naive")),
     "depth": (by_depth(depth, 1), by_depth(depth_naive, 1)),
     "depth in shared memory": (by_depth(depth, LAYERS), by_depth(depth_naive, 1)),
     "depth attention": (by_depth_attention(True), by_depth_attention(False)),
     "streams": (by_streams(streams), by_streams(streams_naive)),
 }
-WITH_KERNELS = {
-    "triton": (by_route("triton"), by_route("naive")),
-}
 
 
-@pytest.fixture(
-    params=[
-        *(pytest.param(pair, id=name) for name, pair in PAIRS.items()),
-        *(
-            pytest.param(pair, id=name, marks=[needs_kernels, SLOW])
-            for name, pair in WITH_KERNELS.items()
-        ),
-    ]
-)
+@pytest.fixture(params=PAIRS.values(), ids=PAIRS)
 def pair(request):
     return request.param
 
@@ -221,12 +146,3 @@ def test_a_stored_tensor_is_freed_with_its_last_reader(pair):
         assert [reference() for reference in alive] == [None] * len(alive)
     finally:
         gc.enable()
-
-
-def test_naive_is_the_reference():
-    loss, stored, inputs = by_route("naive")()
-    slots = list(zip(stored[::2], stored[1::2], strict=True))
-    torch.testing.assert_close(
-        route.route(slots, inputs[-1]), naive.route(slots, inputs[-1]), rtol=1e-12, atol=1e-12
-    )
-    assert all(grad is not None for grad in torch.autograd.grad(loss, stored))

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import layermem
 from layermem import LimeForCausalLM, attach, trainable
 from layermem.models.static_router import StaticRouter
-from layermem.ops.route import using_naive
+from layermem.ops.shared_buffer import using_naive
 from layermem.variants.lime import Lime
 from layermem_bench.config.run import Optim
 from layermem_bench.train.metrics import (

@@ -53,7 +53,8 @@ from layermem.models.memories import begin_routes, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
-from layermem.ops.route import Shared, Slot, Slots
+from layermem.ops.route import Slot, Slots
+from layermem.ops.shared_buffer import Shared
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
@@ -479,6 +480,8 @@ class Decoder(PreTrainedDecoder):
     ) -> Shared | None:
         """Return the routes by which the layers of this forward share a buffer, if they do."""
         storing = [layer for layer in layers if not layer.lenders]
+        if not any(layer.sources for layer in storing):
+            return None
         for layer in storing:
             attention = layer.self_attn
             # A wrapper, or a module put in its place, may expect slots as arguments.
@@ -491,7 +494,7 @@ class Decoder(PreTrainedDecoder):
             if attention.hands_on != "own" or not attention.projected:
                 return None
         memories = {layer.layer_idx: layer.self_attn.memory for layer in storing}
-        may_end_early = self._is_looked_at(layers, kwargs)
+        may_end_early = not torch.compiler.is_compiling() or self._is_looked_at(layers, kwargs)
         return begin_routes(memories, embeds, may_end_early=may_end_early)
 
     def _is_looked_at(self, layers: Iterable[nn.Module], kwargs: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from layermem.models.seams import (
     WeightsUnknown,
     weights_of_part,
 )
-from layermem.ops.route import Shared, begin
+from layermem.ops.shared_buffer import Shared, begin
 
 
 def begin_routes(

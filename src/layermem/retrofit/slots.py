@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layermem.ops.route import Shared, Slot
+from layermem.ops.route import Slot
+from layermem.ops.shared_buffer import Shared
 
 if TYPE_CHECKING:
     from layermem.retrofit.attachment import Attachment

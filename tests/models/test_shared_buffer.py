@@ -11,8 +11,9 @@ from transformers import StaticCache
 
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.decoder import Attention
-from layermem.ops import route as room
-from layermem.ops.route import SlotBuffer, using
+from layermem.ops import shared_buffer as room
+from layermem.ops.route import route
+from layermem.ops.shared_buffer import Routes, using_naive
 
 SIZES = {**TINY, "num_hidden_layers": 7}
 
@@ -20,20 +21,20 @@ SIZES = {**TINY, "num_hidden_layers": 7}
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
     """Several groups in a shallow model, also without gradients."""
-    monkeypatch.setattr(room, "_GROUP_SIZE", 3)
+    monkeypatch.setattr(room, "_GROUP", 3)
     monkeypatch.setattr(room, "_FEW", 0)
 
 
 @pytest.fixture
 def begun(monkeypatch):
     """The numbers of layers of the buffers that forwards have begun."""
-    depths, begin = [], SlotBuffer.__init__
+    depths, begin = [], Routes.__init__
 
-    def noted(self, weights, sources=None):
-        depths.append(len(weights))
-        begin(self, weights, sources)
+    def noted(self, routers, *arguments, **options):
+        depths.append(len(routers))
+        begin(self, routers, *arguments, **options)
 
-    monkeypatch.setattr(SlotBuffer, "__init__", noted)
+    monkeypatch.setattr(Routes, "__init__", noted)
     return depths
 
 
@@ -64,7 +65,7 @@ def assert_same(got, expected):
 @pytest.mark.parametrize("fields", [{}, {"router": "average"}, {"num_hidden_layers": 1}], ids=str)
 def test_a_training_step_equals_naive(heads, attention, fields, ids, begun):
     model = a_model(num_key_value_heads=heads, attn_implementation=attention, **fields)
-    with using("naive"):
+    with using_naive():
         expected = gradients(model, ids, use_cache=False)
     assert not begun
     assert_same(gradients(model, ids, use_cache=False), expected)
@@ -79,7 +80,7 @@ def test_generation_with_padding_equals_naive(static, ids, begun):
     mask[0, :4] = 0
     options = {"cache_implementation": "static"} if static else {}
     options |= {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
-    with using("naive"):
+    with using_naive():
         expected = model.generate(ids, **options)
     assert not begun
     assert torch.equal(model.generate(ids, **options), expected)
@@ -104,14 +105,14 @@ def test_the_layers_that_run_are_those_that_share(ids, begun):
     assert begun == [7, 5]
 
 
-@pytest.mark.parametrize("path", [None, "deferred"])
+@pytest.mark.parametrize("path", [nullcontext, using_naive])
 def test_a_router_that_reads_other_layers_than_it_is_handed_is_refused(path, ids):
     """It would read one thing in a buffer and another as tensors."""
     model = a_model()
     memory = model.model.layers[5].self_attn.memory
     model.model.layers[5].self_attn.memory = memory.with_sources((0, 1, 2, 3, 5))
     with (
-        using(path) if path else nullcontext(),
+        path(),
         pytest.raises(
             ValueError, match=r"layer 5 is handed .*\[0, 1, 2, 3, 4, 5\].*\[0, 1, 2, 3, 5\]"
         ),
@@ -123,7 +124,7 @@ def test_hidden_states_and_attentions_are_recorded_alike(ids, begun):
     model = a_model(attn_implementation="eager").eval()
     options = {"output_hidden_states": True, "output_attentions": True}
     got = model(ids, **options)
-    with using("deferred"):
+    with using_naive():
         expected = model(ids, **options)
     assert len(begun) == 1
     for name in ("hidden_states", "attentions"):
@@ -201,8 +202,6 @@ def a_hook_after_a_memory(model):
 @pytest.mark.parametrize(
     "change",
     [
-        checkpointed,
-        checkpointed_reentrantly,
         one_layer_wrapped,
         one_attention_of_another_class,
         one_memory_wrapped,
@@ -217,8 +216,35 @@ def test_what_cannot_share_does_not_and_is_right(change, ids, begun):
     change(model)
     got = gradients(model, ids, use_cache=False)
     assert not begun
-    with using("naive"):
+    with using_naive():
         assert_same(got, gradients(model, ids, use_cache=False))
+
+
+@pytest.mark.parametrize("change", [checkpointed, checkpointed_reentrantly])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"router_shares_kv": False}, {"router_grain": "layer"}, {"storage": "half"}],
+    ids=str,
+)
+@pytest.mark.parametrize("loss", ["last", "hidden"])
+def test_layers_that_run_twice_share(change, fields, loss, ids, begun):
+    """The buffer goes through a checkpointed layer as tensors, whatever layer a pass begins at."""
+
+    def grads(model):
+        model.zero_grad()
+        out = model(ids, labels=ids, output_hidden_states=True)
+        (out.loss if loss == "last" else out.hidden_states[4].square().sum()).backward()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    model = a_model(**fields)
+    with using_naive():
+        expected = grads(model)
+    assert not begun
+    change(model)
+    got = grads(model)
+    assert begun
+    # Re-entrant layers and the buffer have zeros for what a loss does not reach.
+    assert_same({n: g for n, g in got.items() if n in expected or g.any()}, expected)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +262,7 @@ def test_routers_that_read_some_layers_share(fields, ids, begun):
     model = a_model(**fields)
     got = gradients(model, ids)
     assert begun == [7]
-    with using("naive"):
+    with using_naive():
         assert_same(got, gradients(model, ids))
 
 
@@ -252,7 +278,7 @@ def test_pruned_routers_share(keep, ids, begun):
     )
     got = gradients(model, ids)
     assert begun == [7]
-    with using("naive"):
+    with using_naive():
         assert_same(got, gradients(model, ids))
 
 
@@ -263,18 +289,18 @@ def test_pruned_routers_share(keep, ids, begun):
 def test_half_precision_shares_and_is_as_exact(autocast, fields, ids, begun):
     """In one group, as its sums would be rounded between groups."""
     model = a_model(**fields).bfloat16()
-    with using("naive"):
+    with using_naive():
         exact = gradients(model.double(), ids)
 
     def error(path):
         half = model.float() if autocast else model.bfloat16()
-        with using(path) if path else nullcontext(), torch.autocast("cpu", enabled=autocast):
+        with path(), torch.autocast("cpu", enabled=autocast):
             got = gradients(half, ids)
         return sum((got[name].double() - exact[name]).norm() / exact[name].norm() for name in exact)
 
-    expected = error("deferred")
+    expected = error(using_naive)
     assert not begun
-    assert error(None) < 1.1 * expected
+    assert error(nullcontext) < 1.1 * expected
     assert begun == [7]
 
 
@@ -285,17 +311,15 @@ def test_a_reading_hook_sees_and_changes_nothing_without_gradients(ids, begun):
         expected = model(ids).logits
 
         def note(memory, arguments, output):
-            _, slots = arguments
-            assert len(slots) == 5
-            seen["slots"], seen["out"] = list(slots), output
+            seen.setdefault("slots", []).append(arguments[1][-1])
+            seen["out"] = output
 
-        memory = model.model.layers[4].self_attn.memory
-        memory.register_forward_hook(note)
+        for layer in model.model.layers[:5]:
+            layer.self_attn.memory.register_forward_hook(note)
         assert torch.equal(model(ids).logits, expected)
-        for got, routed in zip(
-            seen["out"], room.naive.route(seen["slots"], memory.weight), strict=True
-        ):
-            torch.testing.assert_close(got, routed)
+        routed = route(seen["slots"], model.model.layers[4].self_attn.memory.weight)
+        for got, one in zip(seen["out"], routed, strict=True):
+            torch.testing.assert_close(got, one)
     assert begun == [7, 7]
 
 
@@ -315,10 +339,9 @@ def test_a_variant_without_memory_has_no_buffer(ids, begun):
 def test_second_derivatives_are_refused(ids):
     model = a_model(num_hidden_layers=4, attn_implementation="eager")
     embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
-    for name in ("grouped", "deferred"):
-        with using(name), pytest.raises(RuntimeError, match=r"using\(.naive.\)"):
-            loss = model(inputs_embeds=embeds, labels=ids).loss
-            torch.autograd.grad(loss, [embeds], create_graph=True)
+    with pytest.raises(RuntimeError, match="using_naive"):
+        loss = model(inputs_embeds=embeds, labels=ids).loss
+        torch.autograd.grad(loss, [embeds], create_graph=True)
 
 
 def test_two_forwards_before_their_backwards(ids):
@@ -328,18 +351,31 @@ def test_two_forwards_before_their_backwards(ids):
     losses = [model(part, labels=part).loss for part in parts]
     sum(losses).backward()
     got = {n: p.grad.clone() for n, p in model.named_parameters()}
-    with using("naive"):
+    with using_naive():
         expected = [gradients(model, part) for part in parts[:1]]
         first = {n: g.clone() for n, g in expected[0].items() if n != "loss"}
         second = gradients(model, parts[1])
     assert_same(got, {n: g + second[n] for n, g in first.items()})
 
 
-def test_weights_changed_after_the_forward_do_not_spoil_the_backward(ids):
-    """Torch notices, as it does for every saved tensor."""
-    model = a_model()
-    loss = model(ids, labels=ids).loss
-    with torch.no_grad():
-        model.model.layers[4].self_attn.memory.weight.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+@pytest.mark.parametrize(
+    "fields", [{}, {"router_grain": "layer", "router_shares_kv": False}], ids=str
+)
+def test_a_compiled_step_equals_naive(fields, ids):
+    """Also of a loss on hidden states, which a compiler cannot tell from one on the last layer."""
+    model = a_model(**fields)
+
+    def grads(forward, hidden):
+        model.zero_grad()
+        out = forward(ids, labels=ids, output_hidden_states=hidden)
+        (out.hidden_states[3].square().sum() if hidden else out.loss).backward()
+        zeros = torch.zeros_like
+        return {n: zeros(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+
+    for hidden in (False, True):
+        with using_naive():
+            # transformers places its hooks at the first call, not while a compiler traces.
+            expected = grads(model, hidden)
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert_same(grads(compiled, hidden), expected)
