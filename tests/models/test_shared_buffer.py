@@ -9,7 +9,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrize
 from transformers import StaticCache
 
-from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem import PlainConfig, PlainForCausalLM
 from layermem.models.decoder import Attention
 from layermem.models.registry import lookup
 from layermem.ops import shared_buffer as room
