@@ -125,25 +125,31 @@ class Place(NamedTuple):
 class Begin(torch.autograd.Function):
     """Make X, its tokens, and P if there are groups; in the backward, the routers' gradients."""
 
+    # Without *weights: dynamo would take a forward of as many tensors as it has names for one
+    # without ``ctx``.
     @staticmethod
     def forward(
-        ctx: Any, columns: int, group: int, dtypes: tuple[torch.dtype, ...], *weights: Tensor
+        ctx: Any,
+        columns: int,
+        group: int,
+        dtypes: tuple[torch.dtype, ...],
+        weight: Tensor,
+        value_weight: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.dtype, ctx.count, ctx.group = weights[0].dtype, len(weights), group
-        depth = len(weights[0])
-        x = [weights[0].new_empty(depth, columns, dtype=dtype) for dtype in dtypes]
-        p = [part.new_zeros(()).expand(group, columns) for part in x] if group < depth else []
+        ctx.dtype, ctx.is_one, ctx.group = weight.dtype, value_weight is None, group
+        x = [weight.new_empty(len(weight), columns, dtype=dtype) for dtype in dtypes]
+        p = [part.new_zeros(()).expand(group, columns) for part in x] if group < len(weight) else []
         return *x, *(part.new_zeros(()).expand_as(part) for part in x), *p
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor, d_v: Tensor, x_k: Tensor, x_v: Tensor, *_: Any) -> Any:
-        # Products in half precision are not added there.
-        wide = torch.promote_types(ctx.dtype, torch.float32)
         with autocast_disabled(x_k):
             grads = [_lower_product(d, x, ctx.group) for d, x in ((d_k, x_k), (d_v, x_v))]
-        if ctx.count == 1:
-            grads = [grads[0].to(wide) + grads[1].to(wide)]
-        return None, None, None, *(grad.to(ctx.dtype) for grad in grads)
+        if not ctx.is_one:
+            return None, None, None, *(grad.to(ctx.dtype) for grad in grads)
+        # Products in half precision are not added there.
+        wide = torch.promote_types(ctx.dtype, torch.float32)
+        return None, None, None, (grads[0].to(wide) + grads[1].to(wide)).to(ctx.dtype), None
 
 
 class Layer(torch.autograd.Function):

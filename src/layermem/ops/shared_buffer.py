@@ -115,7 +115,9 @@ class Routes(Shared):
         is_one = len(self.handed) == 1 and key.dtype == value.dtype
         self.weights = [keys.to(key.dtype), *([] if is_one else [values.to(value.dtype)])]
         sizes = key.numel() // self.rows, self.group * self.rows
-        out: tuple[Tensor, ...] = Begin.apply(*sizes, (key.dtype, value.dtype), *self.handed)
+        weight, value_weight = (*self.handed, None)[:2]
+        dtypes = key.dtype, value.dtype
+        out: tuple[Tensor, ...] = Begin.apply(*sizes, dtypes, weight, value_weight)
         return out
 
     def handed_to(self, layer: int) -> int:
