@@ -126,8 +126,6 @@ def own_slot(layer, slots):
 
 def lime(model):
     config, lent = model.config, {}
-    if config.upper == "mix" or config.borrow_heads is not None:
-        raise ValueError("LIMe that mixes while reading, or lends single heads, has no eager loop")
 
     def read(layer, slots):
         if layer.lenders:
@@ -458,6 +456,7 @@ def _mhc_weights(config, connection, streams, place):
 
 MEMORIES: dict[str, Callable] = {
     "lime": lime,
+    "lime_half": lime,
     "value_residual": value_residual,
     "cla": cla,
     "yoco": yoco,

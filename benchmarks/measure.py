@@ -62,16 +62,12 @@ FAMILY = (
     "hyper_connections,hyper_connections:coefficients=static,mhc,mhc:res=identity,"
     "lime+hyper_connections,lime+mudd,value_residual+denseformer"
 )
-# LOWEST: half of the layers of a shape. What has lists follows it: ``few_sources``.
-STORAGE = (
-    "lime:storage=half,lime:storage=LOWEST,lime:storage=half:upper=mix,"
-    "lime:storage=half:upper=mix:router_shares_kv=false:router_grain=layer,cla,yoco,fused_kv,"
-    "fused_kv:fusion=lite"
-)
+# LOWEST: half of the layers of a shape.
+STORAGE = "lime_half,lime_half:storage=LOWEST,cla,yoco,fused_kv,fused_kv:fusion=lite"
 # What our LIMe is compared with, unless other columns are asked for.
 COLUMNS = ("llama", "plain", "concatenating", "lime")
 # Forms that have an eager loop of their equations beside those of the family.
-WITH_LOOPS = f"{FAMILY},recipe:storage=half,cla,yoco,fused_kv,fused_kv:fusion=lite"
+WITH_LOOPS = f"{FAMILY},recipe_half,cla,yoco,fused_kv,fused_kv:fusion=lite"
 
 
 def make_parser(document, shapes=tuple(SHAPES)):
@@ -141,34 +137,7 @@ def build_variants(fields, device, names, dtype=torch.float32):
     lists = {"family": FAMILY, "storage": STORAGE.replace("LOWEST", lowest)}
     # Plain may be the only one that is named.
     arms = ",".join(dict.fromkeys(["plain", *lists.get(names, names).split(",")]))
-    models = build_models(fields, device, parse_arms(arms), dtype)
-    for arm, chosen in few_sources(fields).items() if names == "storage" else ():
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = layermem.build("lime", **complete_fields(fields), **chosen)
-        models[arm] = model.to(dtype)
-    return models
-
-
-def few_sources(fields):
-    """Return {column: fields of LIMe}: layers that mix two layers, heads that read one head each.
-
-    Which they are makes no difference for the time: the first and the nearest storage layer, and
-    keys of other heads of the nearest with values of the first.
-    """
-    layers = range(fields["num_hidden_layers"])
-    heads = fields.get("num_key_value_heads", fields["num_attention_heads"])
-    nearest = {i: i - 1 for i in layers if i % 2}
-    two = [
-        sorted({0, nearest[i]}) if i in nearest else [j for j in layers if j < i and j % 2 == 0]
-        for i in layers
-    ]
-    by_head = [[[j, (r + 1) % heads, 0, r] for r in range(heads)] for j in nearest.values()]
-    half = {"storage": "half", **layermem.RECIPE}
-    return {
-        "mix of two": {**half, "upper": "mix", "router_sources": two},
-        "one head a head": {**half, "borrow_heads": by_head},
-    }
+    return build_models(fields, device, parse_arms(arms), dtype)
 
 
 def build_routers(fields, device):

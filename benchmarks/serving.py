@@ -28,7 +28,7 @@ import layermem
 ARMS = {
     "plain": ("plain", {}),
     "lime": ("lime", {}),
-    "half": ("lime", {"storage": "half", **layermem.RECIPE}),
+    "half": ("lime_half", dict(layermem.RECIPE)),
 }
 # Tokens of a block of the cache; of a CPU a multiple of 32.
 BLOCK = 32

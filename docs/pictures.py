@@ -281,7 +281,7 @@ def inside() -> str:
 def scheme(*, attached: bool) -> str:
     """Draw slots, a router and attention; ``attached``: as memory begins in a pretrained model."""
     last = 3
-    orange, blue = (figures.STYLES[i][0] for i in (1, 0))
+    blue, orange = (figures.STYLES[i][0] for i in figures.styles_of(["plain", "lime"]).values())
     # Widths of what the router reads: an example, and the identity.
     widths = {0: 1.2, 1: 1.2, 2: 1.2, 3: 3.0} if attached else {0: 3.0, 1: 1.0, 2: 1.6, 3: 2.4}
 

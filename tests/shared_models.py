@@ -43,11 +43,9 @@ CASES = {
     "lime-pruned": ("lime", {"router_sources": [[], [], [0], [0, 2]]}),
     "lime-separate": ("lime", {"router_shares_kv": False}),
     "lime-separate-mha": ("lime", {"router_shares_kv": False, "num_key_value_heads": 4}),
-    "lime-of-heads-mha": ("lime", {"router_grain": "head", "num_key_value_heads": 4}),
     "lime-of-layers": ("lime", {"router_shares_kv": False, "router_grain": "layer"}),
-    "lime-half": ("lime", {"storage": "half", "router_shares_kv": False}),
-    "lime-half-mha": ("lime", {"storage": 2, "num_key_value_heads": 4}),
-    "lime-half-mixed": ("lime", {"storage": "half", "upper": "mix", "num_key_value_heads": 4}),
+    "lime_half": ("lime_half", {"router_shares_kv": False}),
+    "lime_half-mha": ("lime_half", {"storage": 2, "num_key_value_heads": 4}),
     "cla": ("cla", {"attention_bias": True}),
     "yoco": ("yoco", {"num_key_value_heads": 4}),
     "fused_kv": ("fused_kv", {}),
@@ -62,7 +60,7 @@ CASES = {
 # It trains, and is refused without gradients: no case of the tests that generate.
 TRAINING_ALONE = {"lime_hidden": ("lime_hidden", {})}
 # The variants whose processes attend with heads of their own, where these can be shared evenly.
-OF_OWN_HEADS = ("plain", "lime", "lime+hyper_connections", "lime+mudd")
+OF_OWN_HEADS = ("plain", "lime", "lime_half", "lime+hyper_connections", "lime+mudd")
 
 
 def a_config(case, **more):

@@ -283,12 +283,12 @@ def test_what_a_preset_holds_beside_what_counts_is_no_option(tmp_path):
 def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):
     asked = ["train", "--config", str(config), "--max-steps", "2", "--variant"]
     monkeypatch.chdir(tmp_path)
-    cli.main([*asked, "recipe+mudd:storage=half"])
+    cli.main([*asked, "recipe_half+mudd:storage=2"])
     (out,) = (tmp_path / "runs").iterdir()
-    assert out.name == "custom-recipe-mudd-storage=half-s0"
+    assert out.name == "custom-recipe_half-mudd-storage=2-s0"
     run = load_run(RunFolder(out).config)
-    assert run.variant == "lime+mudd"
-    assert run.model.variant_fields() == {**layermem.RECIPE, "storage": "half"}
+    assert run.variant == "lime_half+mudd"
+    assert run.model.variant_fields() == {**layermem.RECIPE, "storage": 2}
     # It goes on as what it is, and is another variant's only where that is said.
     cli.main(["train", str(out), "--resume"])
     for wrong, kind in (

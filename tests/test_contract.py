@@ -337,10 +337,11 @@ def test_a_full_graph_has_no_breaks(case, ids):
     model = causal_lm((lookup(name), {**TINY, **fields})).train()
     compiled = torch.compile(model, fullgraph=True, backend=DECOMPOSED)
     # The backward of routes is written by hand; that of others is autograd's.
-    with torch.set_grad_enabled(name == "lime"):
+    is_routed = name in ("lime", "lime_half")
+    with torch.set_grad_enabled(is_routed):
         expected, got = (run(ids, labels=ids, use_cache=False) for run in (model, compiled))
     torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
-    if name == "lime":
+    if is_routed:
         weights = list(model.parameters())
         ours, theirs = (torch.autograd.grad(out.loss, weights) for out in (got, expected))
         torch.testing.assert_close(ours, theirs, **CLOSE)
@@ -351,7 +352,7 @@ def test_a_full_graph_has_no_breaks(case, ids):
     [
         pytest.param(case, id=case[0], marks=() if case[0] == "lime-separate" else SLOW)
         for case in CASES
-        if case[1].split("+")[0] == "lime"
+        if case[1].split("+")[0] in ("lime", "lime_half")
     ],
 )
 def test_a_decoded_token_is_a_full_graph(case, ids):

@@ -59,7 +59,6 @@ def test_a_loop_that_computes_something_else_is_refused(loops, wrong):
 @pytest.mark.parametrize(
     "arm",
     [
-        "lime:storage=half:upper=mix",
         "value_residual:form=dense",
         "depth_attention:stride=2",
         "lime_hidden:gate=true",

@@ -308,7 +308,6 @@ def test_files_stay_small():
             *("--tokens-only", "--prompts=128"),
         ],
         ["beside_loops.py", "--shapes=4x32", "--repeats=1", "--variants=mudd"],
-        ["lent_attention.py", "--repeats=1", "--heads=8/8x16", "--tokens=32"],
         pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],

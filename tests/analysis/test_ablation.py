@@ -42,7 +42,7 @@ def test_a_plain_decoder_has_none():
     assert weight_groups(layermem.build("plain", **TINY)) == ()
 
 
-@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("grain", ["pair", "layer"])
 @pytest.mark.parametrize("group", APART)
 @torch.no_grad()
 def test_a_model_without_a_group_is_one_whose_weights_are_zero(grain, group):

@@ -64,8 +64,7 @@ def test_keys_and_values_that_read_differently():
     [
         ("lime", {}, []),
         # Layer 1 borrows from layer 0, which has nothing to route.
-        ("lime", {"storage": "half"}, [3]),
-        ("lime", {"storage": "half", "upper": "mix"}, [3]),
+        ("lime_half", {}, [3]),
         ("cla", {}, []),
     ],
     ids=str,

@@ -38,7 +38,6 @@ def test_bad_fields_are_named(fields, message):
         ("router_grian", "router_grain"),
         ("router_shares_vk", "router_shares_kv"),
         ("num_key_value_head", "num_key_value_heads"),
-        ("borrow_frm", "borrow_from"),
     ],
 )
 def test_a_misspelt_field_is_refused(name, field):

@@ -101,9 +101,8 @@ OTHERS = [
     ("attention_residuals-block", "fsdp"),
     ("denseformer", "fsdp"),
     ("dca", "fsdp checkpointed"),
-    ("lime-half", "ddp"),
-    ("lime-half", "fsdp checkpointed"),
-    ("lime-half-mixed", "fsdp"),
+    ("lime_half", "ddp"),
+    ("lime_half", "fsdp checkpointed"),
     ("cla", "ddp checkpointed"),
     ("fused_kv", "fsdp"),
 ]

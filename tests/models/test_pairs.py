@@ -127,6 +127,8 @@ def test_there_are_pairs_of_every_memory_and_stream():
 @pytest.mark.parametrize("name", every_pair())
 def test_every_pair_is_the_plain_decoder_at_the_identity_setting(name, ids):
     entry, plain = lookup(name), lookup("plain")
+    if entry.variant.plain_fields is None:
+        pytest.skip("no fields of this pair make it the plain decoder")
     torch.manual_seed(0)
     ours = entry.causal_lm(entry.config(**TINY, **entry.variant.plain_fields)).eval().double()
     torch.manual_seed(0)

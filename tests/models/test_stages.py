@@ -23,8 +23,7 @@ CASES = {
     "lime-mha": ("lime", {"num_key_value_heads": 4}),
     "depth_attention": ("depth_attention", {"gate": "head"}),
     "lime+mudd": ("lime+mudd", {}),
-    "lime-half": ("lime", {"storage": "half"}),
-    "lime-half-mixed": ("lime", {"storage": "half", "upper": "mix"}),
+    "lime_half": ("lime_half", {}),
     "fused_kv": ("fused_kv", {}),
 }
 
@@ -58,15 +57,9 @@ def test_stages_after_each_other_compute_what_the_model_does(entry, count, atten
     compare_stages(entry, count, attention)
 
 
-@pytest.mark.parametrize("upper", ["borrow", "mix"])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_what_is_lent_travels_from_stage_to_stage(upper, count):
-    compare_stages(lookup("lime"), count, "sdpa", storage="half", upper=upper)
-
-
-def compare_stages(entry, count, attention, **fields):
+def compare_stages(entry, count, attention):
     def built():
-        config = entry.config(**TINY, **fields)
+        config = entry.config(**TINY)
         config._attn_implementation = attention
         return make(entry.causal_lm, config).double()
 
@@ -91,9 +84,9 @@ def test_a_window_keeps_what_crosses_small():
     full, window = lime.config(**TINY), lime.config(**TINY, **WINDOW)
     assert crossing(lime.variant, full, 3) == (("slot", 0), ("slot", 1), ("slot", 2))
     assert crossing(lime.variant, window, 3) == (("slot", 2),)
-    half = lime.config(**TINY, storage="half")
-    assert crossing(lime.variant, half, 1) == (("lent", 0), ("slot", 0))
-    assert crossing(lime.variant, half, 3) == (("lent", 2),)
+    half = lookup("lime_half")
+    assert crossing(half.variant, half.config(**TINY), 1) == (("lent", 0), ("slot", 0))
+    assert crossing(half.variant, half.config(**TINY), 3) == (("lent", 2),)
     assert crossing(lookup("plain").variant, full, 3) == ()
     model = a_model("lime", WINDOW)
     sent = DecoderStage(model, range(3))(draw(0))

@@ -51,15 +51,6 @@ def test_single_entries_by_share_or_number(keep, left):
     assert read.tolist() == [*(weight.view(2, 3, 2) != 0).any(0).any(-1).tolist()[:2], True]
 
 
-def test_without_a_slot_of_its_own_only_what_is_left_is_read():
-    weight = torch.tensor([[0.9, 0.0, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0]])
-    for by, largest in (("entry", [True, False]), ("layer", [False, True])):
-        assert prune(weight, 1, by, reads_last=False)[1].tolist() == largest
-        assert prune(weight, 9, by, reads_last=False)[1].tolist() == [True, True]
-    assert prune(weight, 1, "entry")[1].tolist() == [True, True]
-    assert prune(0 * weight, 0.5, "entry", reads_last=False)[1].sum() == 1
-
-
 def test_a_weight_of_zeros_reads_its_own_slot():
     for by in ("layer", "entry"):
         weight, read = prune(torch.zeros(2, 6), 0.5, by)

@@ -559,7 +559,7 @@ def test_a_backward_leaves_nothing():
     assert count() < nothing + x.nbytes
 
 
-@pytest.mark.parametrize("depth", [3, 12])
+@pytest.mark.parametrize("depth", [3, 12, 24])
 def test_a_layer_has_as_many_edges_in_a_deep_model(depth):
     routers = [(torch.randn(HEADS, HEADS * (i + 1)).requires_grad_(),) for i in range(depth)]
     shared = begin(routers, [range(i + 1) for i in range(depth)], torch.ones(2, requires_grad=True))
@@ -569,8 +569,8 @@ def test_a_layer_has_as_many_edges_in_a_deep_model(depth):
         slots.append(*torch.randn(2, 1, HEADS, 3, 4).requires_grad_().unbind())
         key, _ = slots.route()
         handed = slots.handed
-    # X and its tokens of keys and of values, W, and the slot.
-    assert len(key.grad_fn.next_functions) == 7
+    # X and its tokens of keys and of values, P if there are groups, W, and the slot.
+    assert len(key.grad_fn.next_functions) == 7 + 2 * (depth > 8)
 
 
 def compiled_calls(depth, early=False):

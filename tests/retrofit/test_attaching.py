@@ -110,7 +110,7 @@ def test_it_computes_the_equation(name, window):
     torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("grain", ["pair", "layer"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "deberta"])
 def test_keys_and_values_apart_compute_the_equation(name, grain):
     model = make_attached(name, dtype=torch.float64, shares_kv=False, grain=grain)
@@ -136,14 +136,14 @@ def _as_pairs(weight, router):
 
 
 @pytest.mark.parametrize("shares_kv", [True, False])
-@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("grain", ["pair", "layer"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_routers_of_every_kind_start_as_the_identity(name, grain, shares_kv):
     model, ids = make_host(name), make_ids()
     before = model(ids).logits
     attach(model, shares_kv=shares_kv, grain=grain)
     assert torch.equal(model(ids).logits, before)
-    numbers = {"pair": 16, "head": 4, "layer": 1} if name == "gpt2" else {"pair": 4, "head": 2}
+    numbers = {"pair": 16 if name == "gpt2" else 4}
     of_source, sources = numbers.get(grain, 1), 2 + 3 + 4
     count = sum(parameter.numel() for parameter in router_parameters(model))
     assert count == of_source * sources * (1 if shares_kv else 2)
@@ -494,8 +494,8 @@ def test_attaching_twice_and_detaching_what_is_not_attached():
     ("options", "message"),
     [
         ({"router": "average"}, 'must be "full", "last" or "first", got \'average\''),
-        ({"router": "last"}, "needs router_window >= 1"),
-        ({"window": 2}, "has no window"),
+        ({"router": "last"}, "router_window .* None"),
+        ({"window": 2}, "router_window .* 2 "),
         ({"init": "value_residual", "shares_kv": False}, 'init must be "identity"'),
         ({"grain": "row"}, "router_grain"),
     ],

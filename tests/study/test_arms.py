@@ -55,9 +55,9 @@ def saved_llama(folder):
 
 
 def test_arms_that_are_one_run_are_refused(tmp_path):
-    halved = replace(RUN, model=replace(SIZES, options=("storage=half",)))
-    with pytest.raises(ValueError, match=r"lime and lime:storage=half are the same .*storage=half"):
-        board_of(halved, "lime,lime:storage=half")
+    halved = replace(RUN, model=replace(SIZES, options=("storage=2",)))
+    with pytest.raises(ValueError, match=r"lime_half and lime_half:storage=2 are the same .*=2"):
+        board_of(halved, "lime_half,lime_half:storage=2")
     with pytest.raises(ValueError, match="recipe and .* are the same run: name one"):
         board_of(RUN, f"recipe,lime:{':'.join(f'{k}={v}' for k, v in RECIPE.items())}")
     with pytest.raises(ValueError, match="cla and cla:sharing=2 are the same run: name one"):
@@ -69,7 +69,7 @@ def test_arms_that_are_one_run_are_refused(tmp_path):
         board_of(llama, "plain,lime,lime:router_init=identity")
 
 
-@pytest.mark.parametrize("arm", ["cla", "yoco", "fused_kv", "lime:storage=half"])
+@pytest.mark.parametrize("arm", ["cla", "yoco", "fused_kv", "lime_half"])
 def test_an_arm_without_the_projections_of_the_pretrained_model_is_refused(arm, tmp_path):
     """It would be the plain decoder by another name."""
     llama = replace(RUN, model=replace(SIZES, pretrained=str(saved_llama(tmp_path))))
@@ -85,11 +85,10 @@ def test_a_pretrained_model_has_no_other_parameters(tmp_path):
 
 
 def test_an_arm_with_a_long_list_has_a_folder_name_that_fits():
-    # Layers of 0 and 1 key-value heads, of 16 that store nothing.
-    of_layers = [[[2 * i, 0, 0, 0], [2 * i, 1, 0, 1]] for i in range(16)]
-    other = [*of_layers[:-1], [[30, 0, 0, 0], [30, 1, 30, 1]]]
+    of_layers = [list(range(layer)) for layer in range(32)]
+    other = [*of_layers[:-1], list(range(30))]
     run = replace(RUN, model=replace(SIZES, num_hidden_layers=32))
-    arms = [f"lime:storage=half:borrow_heads={lists}" for lists in (of_layers, other)]
+    arms = [f"lime:router_sources={lists}" for lists in (of_layers, other)]
     names = list(planned(board_of(run, ",".join(["plain", *arms])), seeds=(0, 12345)))
     folders = [name.rpartition("/")[2] for name in names]
     assert len(set(folders)) == 6 and max(map(len, folders)) < 200
@@ -100,20 +99,20 @@ def test_the_recipe_has_a_name_of_its_own():
     written_out = tuple(f"{name}={value}" for name, value in RECIPE.items())
     assert parse_options(written_out) == dict(layermem.RECIPE)
     pair = (*written_out[:2], "router_grain=pair")
-    assert parse_arms("recipe,recipe:storage=half,recipe:router_grain=pair,recipe+mudd") == {
+    assert parse_arms("recipe,recipe_half:storage=2,recipe:router_grain=pair,recipe+mudd") == {
         "recipe": ("lime", written_out),
-        "recipe:storage=half": ("lime", (*written_out, "storage=half")),
+        "recipe_half:storage=2": ("lime_half", (*written_out, "storage=2")),
         "recipe:router_grain=pair": ("lime", pair),
         "recipe+mudd": ("lime+mudd", written_out),
     }
     # The runs are those of the arm that is written out.
-    long = ":".join(("lime", *written_out, "storage=half"))
+    long = ":".join(("lime_half", *written_out, "storage=2"))
     short, others = (
         [arm.change(RUN) for arm in arms_of_variants(arm, RUN)]
-        for arm in ("recipe:storage=half", long)
+        for arm in ("recipe_half:storage=2", long)
     )
     assert list(map(run_id, short)) == list(map(run_id, others))
-    for arm in ("lime", "lime:router_grain=layer", "recipe", "recipe+mudd", "recipe:storage=half"):
+    for arm in ("lime", "lime:router_grain=layer", "recipe", "recipe+mudd", "recipe_half"):
         variant, options = parse_arms(arm)[arm]
         assert without_recipe(variant, *options) == tuple(arm.split(":"))
 
@@ -129,7 +128,7 @@ def test_a_variant_of_the_name_of_the_recipe_is_refused(monkeypatch):
     [
         ("lime:routr=last", "LimeConfig has no field 'routr'; did you mean router?"),
         ("lime:router=lst", "lime:router=lst: .*, got lst"),
-        ("lime:router_window=4", r'lime:router_window=4: router="full" has no window'),
+        ("lime:router_window=4", "lime:router_window=4: router_window is for"),
         ("lime:router_sources=[[]]", "the 2 layers, got 1 list"),
         ("lime:hidden_size=8", "model.options name hidden_size, which .*: --model.hidden-size"),
         ("plain:dtype=bfloat16", "dtype=bfloat16 .*--compute.precision"),

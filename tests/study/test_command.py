@@ -89,15 +89,15 @@ def test_a_preset_is_trained_with_several_seeds(tmp_path, made_up, capsys, monke
 
 def test_options_of_a_runs_variant_are_of_no_other_arm(tmp_path, made_up, monkeypatch, caplog):
     use(made_up, monkeypatch)
-    model = replace(SIZES, options=("storage=half", "attention_bias=true"))
+    model = replace(SIZES, options=("router_grain=layer", "attention_bias=true"))
     folder = record(tmp_path / "half", model=model, preset="made-up")
     monkeypatch.chdir(tmp_path)
-    arms = "lime,lime:storage=half"
+    arms = "lime,lime:router_grain=layer"
     with caplog.at_level("INFO"):
         cli.main(["study", str(folder), "--variants", arms, "--seeds", "1", "--out", "out"])
-    assert "storage=half of " in caplog.text and "lime:storage=half)" in caplog.text
+    assert "router_grain=layer of " in caplog.text and "lime:router_grain=layer)" in caplog.text
     options = [run.model.options for run in made_up.runs]
-    assert options == [("attention_bias=true",), ("attention_bias=true", "storage=half")]
+    assert options == [("attention_bias=true",), ("attention_bias=true", "router_grain=layer")]
 
 
 def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):

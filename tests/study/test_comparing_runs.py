@@ -332,36 +332,46 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
 
 def test_sizes_of_a_model_that_is_not_here_are_not_the_presets(tmp_path):
     model = replace(SIZES, pretrained="not/here")
-    paths = [record(tmp_path / f"{v}0", variant=v, model=model) for v in ("plain", "lime")]
+    paths = [record(tmp_path / f"{v}0", variant=v, model=model) for v in ("plain", "lime_half")]
     board = compared(tmp_path, *paths).boards[0]
     assert board.costs == SettingCosts()
     assert {arm.parameters for arm in board.conditions[0].arms} == {None}
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "vocab_size": 70}
-    for path, more in zip(paths, ({}, {"storage": "half"}), strict=True):
+    for path, more in zip(paths, ({}, {"storage": 2}), strict=True):
         (path / "final" / "config.json").write_text(json.dumps(sizes | more))
     costs = compared(tmp_path, *paths).boards[0].costs
     assert [cache.held for cache in costs.points[0].cache.values()] == [256, 128]
     assert costs.measure_command is None
 
 
-def test_what_names_layers_or_heads_has_no_costs_at_sizes_that_lack_them(tmp_path):
-    """Storage layers of a deep model, 8 of 16 lowest ones, heads of a certain number."""
+def test_what_names_layers_has_no_costs_at_depths_that_lack_them(tmp_path):
+    """Storage layers of a deep model, and the 8 lowest ones of 16."""
     deep = replace(SIZES, num_hidden_layers=16)
-    heads = [[[0, r % 2, 0, 0] for r in range(2)]] * 8
-    for number, (options, depths, widths) in enumerate(
-        (
-            (("storage=[0,9]",), [0, 0, 1, 0, 0, 0], [2, 2, 2, 2]),
-            (("storage=8",), [0, 1, 1, 1, 1, 1], [2, 2, 2, 2]),
-            (("storage=8", f"borrow_heads={heads}"), [0, 0, 1, 0, 0, 0], [2, 1, 1, 1]),
-        )
+    for number, (option, depths) in enumerate(
+        (("storage=[0,9]", [0, 0, 1, 0, 0, 0]), ("storage=8", [0, 1, 1, 1, 1, 1]))
     ):
         folder = tmp_path / str(number)
         plain = record(folder / "p", variant="plain", model=deep)
-        lime = record(folder / "l", model=replace(deep, options=options))
-        costs = compared(folder, plain, lime).boards[0].costs
+        half = record(folder / "h", variant="lime_half", model=replace(deep, options=(option,)))
+        costs = compared(folder, plain, half).boards[0].costs
         assert [len(at.counted) for at in costs.points] == [2]
         assert [len(at.counted) - 1 for at in costs.layers] == depths
-        assert [len(at.counted) for at in costs.width] == widths
+        assert [len(at.counted) for at in costs.width] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("storage=half",), ("storage=half", "upper=mix"), ("router_grain=head",)],
+    ids=":".join,
+)
+def test_runs_of_options_that_a_variant_has_no_more_are_compared_without_costs(tmp_path, options):
+    recipe = tuple(f"{name}={value}" for name, value in RECIPE.items())
+    plain = record(tmp_path / "p", variant="plain")
+    half = record(tmp_path / "h", model=replace(SIZES, options=options))
+    of_recipe = record(tmp_path / "r", model=replace(SIZES, options=(*recipe, "storage=half")))
+    found = compared(tmp_path, plain, half, of_recipe)
+    assert list(arms_of(found)) == ["plain", f"lime:{':'.join(options)}", "recipe:storage=half"]
+    assert found.boards[0].costs == SettingCosts()
 
 
 def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_window(tmp_path):

@@ -53,7 +53,7 @@ def test_a_cpu_has_none():
 
 
 @pytest.mark.parametrize("shares_kv", [True, False])
-@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("grain", ["pair", "layer"])
 def test_flops_of_attached_routers_are_those_of_native_ones(grain, shares_kv):
     bare = make_host("llama")
     before = forward_flops(bare, 8)

@@ -268,11 +268,11 @@ def test_summary_counts_the_off_layer_share():
     ("fields", "message"),
     [
         ({"router": "nearest"}, "nearest"),
-        ({"router": "last"}, "needs router_window"),
+        ({"router": "last"}, "router_window"),
         ({"router": "first", "router_window": 0}, "router_window must be at least 1, got 0"),
         ({"router": "last", "router_window": -3}, "router_window must be at least 1, got -3"),
-        ({"router_window": 2}, "router_window=2"),
-        ({"router": "average", "router_window": 2}, "router_window=2"),
+        ({"router_window": 2}, "router_window .* 2 "),
+        ({"router": "average", "router_window": 2}, "router_window .* 2 "),
         ({"router_init": "zero"}, "zero"),
     ],
     ids=str,
@@ -448,7 +448,7 @@ def test_separate_routers_both_have_the_routers_optimiser_settings():
 
 
 def test_constant_routers_are_not_separate():
-    with pytest.raises(Exception, match="router_shares_kv=False; leave it True"):
+    with pytest.raises(Exception, match="router_shares_kv .* False"):
         LimeConfig(**TINY, router="average", router_shares_kv=False)
 
 
@@ -463,7 +463,7 @@ def routers_of(**fields):
     return [layer.self_attn.memory for layer in model.model.layers[1:]]
 
 
-@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+@pytest.mark.parametrize("grain", ["pair", "layer"])
 def test_the_start_of_value_residual(grain, ids):
     fields = {"router_shares_kv": False, "router_grain": grain}
     config = LimeConfig(**TINY, router_init="value_residual", **fields)
@@ -473,7 +473,7 @@ def test_the_start_of_value_residual(grain, ids):
     torch.testing.assert_close(model(ids).logits, residual(ids).logits)
 
 
-@pytest.mark.parametrize(("grain", "shape"), [("pair", 4), ("head", 2), ("layer", 1)])
+@pytest.mark.parametrize(("grain", "shape"), [("pair", 4), ("layer", 1)])
 def test_a_router_has_a_number_for_each_of_its_grain(grain, shape):
     for n_sources, router in enumerate(routers_of(router_grain=grain), 2):
         assert router.weight.numel() == shape * n_sources
@@ -491,10 +491,9 @@ def test_pruned_layers_that_read_the_first_no_more_begin_with_their_own_values()
     assert torch.equal(second.weight, torch.cat((0 * eye, eye), dim=1))
 
 
-@pytest.mark.parametrize("grain", ["head", "layer"])
 @pytest.mark.parametrize("by", ["layer", "entry"])
-def test_routers_of_other_grain_are_pruned(grain, by, ids, tmp_path):
-    model = separate(num_hidden_layers=6, router_grain=grain).double()
+def test_routers_of_a_number_a_layer_are_pruned(by, ids, tmp_path):
+    model = separate(num_hidden_layers=6, router_grain="layer").double()
     whole = copy.deepcopy(model)
     rows = model.prune_routers(2, by)
     with torch.no_grad():
@@ -514,7 +513,7 @@ def test_routers_of_other_grain_are_pruned(grain, by, ids, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"router_init": "value_residual"}, "set router_shares_kv=False"),
+        ({"router_init": "value_residual"}, "router_init is for router_shares_kv=False"),
         (
             {
                 "router_init": "value_residual",
@@ -522,9 +521,9 @@ def test_routers_of_other_grain_are_pruned(grain, by, ids, tmp_path):
                 "router": "last",
                 "router_window": 2,
             },
-            'choose router="full" or "first"',
+            'router_init is for "full" and "first"',
         ),
-        ({"router": "average", "router_grain": "layer"}, "or choose a learned router"),
+        ({"router": "average", "router_grain": "layer"}, "router_grain is for learned weights"),
         ({"router_grain": "channel"}, "router_grain"),
     ],
 )

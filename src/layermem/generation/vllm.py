@@ -9,7 +9,7 @@ Layers that borrow share a cache (``vllm_backend``).
 
 from layermem.models.registry import lookup
 
-SERVED = ("plain", "lime", "cla", "yoco")
+SERVED = ("plain", "lime", "lime_half", "cla", "yoco")
 """The variants that were compared with ``generate``; vLLM says of the others that their
 architecture is not supported."""
 _BACKEND = "layermem.generation.vllm_backend:SharedCacheForCausalLM"

@@ -12,11 +12,7 @@ from layermem.models.seams import LentMemory
 
 @final
 class SharedCacheForCausalLM(TransformersForCausalLM):
-    """The backend, with one cache for a layer and those that attend to what it attends to.
-
-    A layer that mixes what several others hold has a cache of its own, of mixtures, as without
-    this class.
-    """
+    """The backend, with one cache for a layer and those that attend to what it attends to."""
 
     def _create_attention_instances(self, prefix: str = "") -> None:
         super()._create_attention_instances(prefix)

@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -50,12 +49,7 @@ from layermem.models.layers import (
     RotaryEmbedding,
     eager_attention,
 )
-from layermem.models.memories import (
-    attends_as_it_forms,
-    begin_routes,
-    has_company,
-    is_replaced,
-)
+from layermem.models.memories import begin_routes, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
@@ -139,9 +133,6 @@ class Attention(nn.Module):
                 slots = (*slots, (own_slot[0], own_slot[1]))
         if self.borrows:
             query = rotate(query, *position_embeddings)
-            attended = self._attend_unformed(query, slots, attention_mask, kwargs)
-            if attended is not None:
-                return self.o_proj(attended.flatten(1)[:, None]), None
         key, value = self.memory(query, slots)
         if isinstance(slots, Slots):
             own_slot = slots.handed
@@ -169,42 +160,6 @@ class Attention(nn.Module):
         # vLLM returns the tokens of all requests as one axis.
         y = self.o_proj(y.reshape(*query_input.shape[:-1], -1))
         return y, weights, *own_slot, *lent
-
-    def _attend_unformed(
-        self,
-        query: Tensor,
-        slots: tuple[Slot, ...] | Slots,
-        mask: Any,
-        kwargs: Mapping[str, Any],
-    ) -> Tensor | None:
-        """Return attention [B, H, 1, E] of one token by the memory itself, if it does better.
-
-        Measured on CPUs alone, and not in 16 bits: elsewhere the backend attends to what it forms.
-        """
-        memory, implementation = self.memory, self.config._attn_implementation
-        is_measured = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
-        is_one_token = query.shape[2] == 1 and not torch.is_grad_enabled() and not self.training
-        # What is registered under the name may be another function.
-        is_sdpa = implementation == "sdpa" and sdpa_attention_forward is (
-            ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-        )
-        is_alike_for_heads = mask is None or (
-            isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] == 1
-        )
-        # A hook, or what stands for the memory, sees calls of the memory itself.
-        is_itself = (
-            isinstance(memory, Memory)
-            and attends_as_it_forms(memory)
-            and not (has_company(memory) or memory._forward_hooks)
-        )
-        if (
-            isinstance(slots, Slots)
-            or torch.compiler.is_compiling()
-            or kwargs.get("position_bias") is not None
-            or not (is_measured and is_one_token and is_sdpa and is_alike_for_heads and is_itself)
-        ):
-            return None
-        return memory.attend(query, slots, mask, self.scaling)
 
     def _project(
         self, key_input: Tensor, value_input: Tensor, by_head: tuple[int, ...]

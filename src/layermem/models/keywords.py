@@ -110,7 +110,7 @@ def check_keywords(
     """
     if isinstance(cache, PagedAttentionCache) and config.kv_sharing_modes:
         raise NotImplementedError(
-            f"{model} has layers that borrow keys and values (storage), which the cache of "
+            f"{model} has layers that borrow keys and values, which the cache of "
             "continuous batching does not keep for them: generate with another cache"
         )
     implementation = config._attn_implementation

@@ -85,15 +85,6 @@ def has_company(memory: nn.Module) -> bool:
     )
 
 
-def attends_as_it_forms(memory: nn.Module) -> bool:
-    """Whether ``attend`` knows what ``forward`` computes, which a subclass may have overridden."""
-    attend, forward = (
-        next(cls for cls in type(memory).__mro__ if name in vars(cls))
-        for name in ("attend", "forward")
-    )
-    return issubclass(attend, forward)
-
-
 def active_memories(model: nn.Module) -> list[Memory]:
     """Return the memories that a forward of ``model`` calls now, one for each layer, in order."""
     return [memory for memory, _ in _find_active(model)]

@@ -95,15 +95,11 @@ def check_numbers(config: Any, path: str = "") -> None:
     """Raise ``ValueError`` if a number of a dataclass is not in the range of its field.
 
     ``path``: what comes before a field's name in the error, as ``"optim."`` or, of an option of a
-    command, ``"--"``. None stands for no number, whatever the field, and so does a word that the
-    type of the field names (``Literal["half"] | int``) or takes (``str | int``).
+    command, ``"--"``. None stands for no number, whatever the field.
     """
     kind: Any = type(config)
     for name, allowed, is_whole in ranges(kind):
-        given = getattr(config, name)
-        if isinstance(given, str) and _takes_word(kind, name, given):
-            continue
-        for value in _numbers_in(given):
+        for value in _numbers_in(getattr(config, name)):
             check_number(value, allowed, _shown(path, name), is_whole=is_whole)
 
 
@@ -134,15 +130,6 @@ def number_types(hint: Any) -> set[type]:
     if typing.get_origin(hint) is typing.Literal:
         return set()
     return set().union(*map(number_types, typing.get_args(hint)))
-
-
-@cache
-def _takes_word(kind: type, name: str, word: str) -> bool:
-    """Return whether the type of a field names a word, or takes any."""
-    hints = [next(f.type for f in fields(kind) if f.name == name)]
-    for hint in hints:
-        hints.extend(typing.get_args(hint))
-    return str in hints or word in hints
 
 
 def _numbers_in(value: Any) -> Iterator[Any]:

@@ -173,7 +173,7 @@ class PreTrainedDecoder(PreTrainedModel):
         router_window=4``), and some begin otherwise, with an effect at once (``router="average"``,
         or weights that are constants); the others (``revision``, ``subfolder``, ``dtype``,
         ``device_map``...) are passed to ``from_pretrained``. A variant whose layers lack
-        projections of the LLaMA (``cla``, ``yoco``, ``fused_kv``) is refused.
+        projections of the LLaMA (``lime_half``, ``cla``, ``yoco``, ``fused_kv``) is refused.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}

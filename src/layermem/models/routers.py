@@ -11,16 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from layermem.models.lent_heads import LentHeads
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.router_pruning import (
-    PrunedRouter,
-    PrunedToHeads,
-    check_plain_weights,
-    largest_heads,
-    prunable_routers,
-    pruned_router,
-)
+from layermem.models.router_pruning import PrunedRouter, prunable_routers, pruned_router
 from layermem.models.seams import WeightsUnknown
 from layermem.models.static_router import StaticRouter, learned_routers
 from layermem.ops.pruning import By, check_options
@@ -101,7 +93,7 @@ class RouterMethods(PreTrainedDecoder):
         if self.config.router == "average":
             raise ValueError('router="average" has no learned weights to prune')
         decoder = self.base_model
-        sources = [list(layer.sources or layer.lenders) for layer in decoder.layers]
+        sources = [list(layer.sources) for layer in decoder.layers]
         routers = prunable_routers(decoder)
         pruned = [pruned_router(router, keep, by) for router in routers.values()]
         for smaller_router, row in pruned:
@@ -110,45 +102,6 @@ class RouterMethods(PreTrainedDecoder):
         self.config.router_sources = sources
         decoder.update_sources()
         return [row for _, row in pruned]
-
-    @torch.no_grad()
-    def prune_to_heads(self) -> list[PrunedToHeads]:
-        """Let each head of the layers that mix read its largest source alone, in place.
-
-        A model with upper="mix" becomes one with upper="borrow" and ``borrow_heads``, and computes
-        what it would with all other weights of these layers set to zero. The weights that are left
-        go into the projections of queries and outputs. Of a long cache such a layer reads as much
-        as one of a plain decoder, on a CPU in 32 bits; elsewhere it first copies what its heads
-        read. It was trained to read more, so train it further; prune before creating an optimiser.
-        """
-        decoder, config = self.base_model, self.config
-        if getattr(config, "upper", "borrow") != "mix":
-            raise ValueError(
-                'only a model with upper="mix" has layers that mix what others lend, got '
-                f'upper="{getattr(config, "upper", None)}"'
-            )
-        routers = prunable_routers(decoder)
-        pruned = []
-        for layer in decoder.layers:
-            if layer.lenders:
-                check_plain_weights(layer.self_attn, layer.layer_idx)
-                pruned.append((layer, *largest_heads(routers[layer.layer_idx])))
-        for layer, row, of_keys, of_values in pruned:
-            attention = layer.self_attn
-            groups = attention.num_key_value_groups * attention.head_dim
-            for parameter in attention.q_proj.parameters():
-                by_row = of_keys.repeat_interleave(groups).to(parameter)
-                parameter.mul_(by_row[:, None] if parameter.ndim == 2 else by_row)
-            weight = attention.o_proj.weight
-            weight.mul_(of_values.repeat_interleave(groups).to(weight))
-            memory = LentHeads(row.heads, config.num_key_value_heads)
-            attention.memory = memory.train(attention.memory.training)
-        rows = [row for _, row, *_ in pruned]
-        config.upper, config.borrow_heads = "borrow", [list(map(list, row.heads)) for row in rows]
-        decoder.update_sources()
-        if config.router_sources is not None:
-            config.router_sources = [list(x.sources or x.lenders) for x in decoder.layers]
-        return rows
 
 
 @torch.no_grad()
@@ -185,7 +138,7 @@ def _summarise(router: StaticRouter) -> list[RouterRow]:
                 off_layer_share=1 - float(router.own_part(size).sum() / size.sum()),
                 # torch's `max` returns NaN if there is one.
                 largest=float(size.max()),
-                moved=not torch.equal(nearest, router.initial_last(reads)),
+                moved=not torch.equal(nearest, router.initial(reads)[:, -router.columns :]),
                 reads=reads,
             )
         )

@@ -54,10 +54,6 @@ def weights_of_part(weights: tuple[Tensor, ...], part: Part | None) -> tuple[Ten
 class Memory(nn.Module, ABC):
     """What attention reads of earlier layers, at one layer."""
 
-    # Whether a head reads heads of other numbers, and the memory is no ``StaticRouter``: processes
-    # of tensor parallelism have some of the heads each.
-    reads_all_heads: ClassVar[bool] = False
-
     @abstractmethod
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Return the key and value to attend to, [B, G, T, E] each, before rope.
@@ -67,18 +63,6 @@ class Memory(nn.Module, ABC):
         nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3. A layer that
         borrows is given what its ``Variant.lenders`` attend to instead, and all are after rope.
         """
-
-    def attend(
-        self, query: Tensor, slots: Sequence[Slot], mask: Tensor | None, scaling: float
-    ) -> Tensor | None:
-        """Return attention of one token to ``forward(query, slots)``, [B, H, 1, E]; or None.
-
-        A layer that borrows asks it while decoding, since what its lenders hold is long: a memory
-        that need not form what it attends to overrides it. None: ``forward`` is called. ``query``
-        [B, H, 1, E] is rotated; ``mask`` [B or 1, 1, 1, T] is as scaled dot product attention
-        takes it.
-        """
-        return None
 
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
         """Return source layers and weights if ``forward`` is ``route(slots, *weights)``, else None.

@@ -15,30 +15,29 @@ Importing this module registers the style with transformers under the name ``SOU
 Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
 
-from collections.abc import Sequence
-from types import MethodType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
-from layermem.models.seams import Memory
+from layermem.models.configuration import LOCAL_HEADS
 from layermem.models.static_router import StaticRouter
-from layermem.ops.route import Slot
+from layermem.ops.route import Slot, route
 
 SOURCE_HEADS = "layermem_source_heads"
+ROUTED_HEADS: Mapping[str, str] = MappingProxyType(
+    {**LOCAL_HEADS, "layers.*.self_attn.memory": SOURCE_HEADS}
+)
+"""Rules of a tensor-parallel plan with which each process routes to heads of its own."""
 
 
 class SourceHeads(TensorParallelLayer):
     """transformers' parallel style for memories; one that is no router stays as it is."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
-        if isinstance(module, Memory) and module.reads_all_heads:
-            raise NotImplementedError(
-                f"a {type(module).__name__} reads heads that other processes of tensor parallelism "
-                "have; load the model without a tp_plan"
-            )
         if not isinstance(module, StaticRouter):
             return module
 
@@ -56,14 +55,13 @@ def route_own_heads(router: StaticRouter, slots: Sequence[Slot], mesh: Any) -> S
     own, weights = _own_heads(router.num_heads, mesh), router.named_weights().values()
     if router.grain != "pair":
         # Each head reads itself alone.
-        rows = own if router.grain == "head" else slice(None)
-        return router.route_by(slots, *(_sum_gradient(w, mesh)[rows] for w in weights))
+        return route(slots, *(_sum_gradient(w, mesh) for w in weights))
     if not router.is_learned:
         # A constant weight takes each head from the same head of every source.
         weight = _columns(router.weight[own], own, router.num_heads)
-        return router.route_by(slots, weight)
+        return route(slots, weight)
     parts = (_columns(_sum_gradient(w, mesh), own, router.num_heads) for w in weights)
-    key, value = router.route_by(slots, *parts)
+    key, value = route(slots, *parts)
     # [R, 2, B, T, E]: the heads lie first, as the processes share them.
     routed = _sum_and_scatter(torch.stack((key, value)).transpose(0, 2).contiguous(), mesh)
     key, value = routed.transpose(0, 2).unbind()

@@ -4,50 +4,90 @@ Letters: R key-value heads, S source layers.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization
 
 from layermem.models.memories import unadapted_memories
 from layermem.models.seams import Memory, Part, WeightsUnknown
-from layermem.ops.route import Slot
 
-Grain = Literal["pair", "head", "layer"]
-"""For what a router has a number, at each source: a pair of heads, a head, or all of them."""
+Grain = Literal["pair", "layer"]
+"""For what a router has a number, at each source: a pair of heads, or all heads."""
+SHARED: Mapping[str, str] = MappingProxyType({"keys and values": "weight"})
+"""The names of a router's weights by what they read, where keys and values share one."""
+APART: Mapping[str, str] = MappingProxyType({"keys": "weight", "values": "value_weight"})
+"""The same where keys and values have a weight each."""
 
 
 class StaticRouter(Memory):
-    """A memory with one ``weight`` for keys and values, source layer major.
+    """A memory with one ``weight`` for keys and values, or one for each, source layer major.
 
-    By its ``grain`` the weight is [R, S * R], [R, S] or [1, S]: at each source it has ``columns``.
-    ``layer`` is the index of its own layer, and ``sources`` are those of the layers that it reads,
-    ascending; unless a layer is given it is the last source. The weight is a parameter if it is
-    learned and a buffer if it is fixed.
-
-    A subclass with a weight for keys and another for values, of the same shape, sets
-    ``weight_names`` to {"keys": "weight", "values": the other's name}.
+    By its ``grain`` a weight is [R, S * R] or [1, S]: at each source it has ``columns``. ``layer``
+    is the index of its own layer, and ``sources`` are those of the layers that it reads, ascending;
+    unless a layer is given it is the last source. A weight is a parameter, or, with the ``init``
+    "average", a buffer, which is fixed.
     """
 
-    # The name of each weight, by what it reads. Dynamo traces a dict, and no MappingProxyType.
-    weight_names: ClassVar[Mapping[str, str]] = {"keys and values": "weight"}
     weight: Tensor
 
     def __init__(
         self,
         num_heads: int,
-        sources: tuple[int, ...],
+        sources: Sequence[int],
+        *,
         layer: int | None = None,
+        init: str = "paper",
         grain: Grain = "pair",
+        shares_kv: bool = True,
     ) -> None:
         super().__init__()
-        self.num_heads, self.sources, self.grain = num_heads, sources, grain
-        self.rows = 1 if grain == "layer" else num_heads
-        self.columns = num_heads if grain == "pair" else 1
-        self.layer = sources[-1] if layer is None else layer
+        self.num_heads, self.sources = num_heads, tuple(sources)
+        self.init, self.grain = init, grain
+        self.rows = self.columns = num_heads if grain == "pair" else 1
+        self.layer = self.sources[-1] if layer is None else layer
+        # A cast of the whole model to 16 bits leaves the weights in 32: `attach` sets it.
+        self.keeps_32_bits = False
         # Whether processes of tensor parallelism share its heads.
         self.is_shared = False
+        # The name of each weight by what it reads. Dynamo traces a dict, and no MappingProxyType.
+        self.weight_names = dict(SHARED if shares_kv else APART)
+        for name in self.weight_names.values():
+            weight = torch.empty(self.rows, len(self.sources) * self.columns)
+            if init == "average":
+                self.register_buffer(name, weight, persistent=False)
+            else:
+                self.register_parameter(name, nn.Parameter(weight))
+        self.reset_parameters()
+
+    @abstractmethod
+    def initial(self, reads: str) -> Tensor:
+        """Return the initial weight of what it ``reads``, on the CPU.
+
+        Torch's random state is left alone (``forked_generator``).
+        """
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise the weights."""
+        for reads, weight in self.named_weights().items():
+            # transformers' copy_ does nothing to weights that a checkpoint has filled in.
+            initialization.copy_(weight, self.initial(reads))
+
+    def with_sources(self, sources: tuple[int, ...]) -> Self:
+        """Return a new router like this one that reads other sources, newly initialised."""
+        return type(self)(
+            self.num_heads,
+            sources,
+            layer=self.layer,
+            init=self.init,
+            grain=self.grain,
+            shares_kv=len(self.weight_names) == 1,
+        )
 
     def named_weights(self) -> dict[str, Tensor]:
         """Return each weight by what it reads."""
@@ -56,6 +96,15 @@ class StaticRouter(Memory):
     def own_part(self, weight: Tensor) -> Tensor:
         """Return the columns of a weight for the own layer; none if it is no source."""
         return weight[:, -self.columns :] if self.sources[-1] == self.layer else weight[:, :0]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        was = self.weight
+        super()._apply(partial(_not_narrower, fn) if self.keeps_32_bits else fn, recurse)
+        is_new = was.is_meta or was.dtype != self.weight.dtype
+        if not self.is_learned and is_new and not self.weight.is_meta:
+            # No checkpoint has constants (`to_empty`), and cast ones are not exact.
+            self.reset_parameters()
+        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -86,21 +135,6 @@ class StaticRouter(Memory):
     def is_learned(self) -> bool:
         return isinstance(self.weight, nn.Parameter)
 
-    @abstractmethod
-    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
-        """Route slots by ``weights``, which are ``named_weights`` or their part of some heads.
-
-        Of the slots [B, R, T, E] only these heads are then given.
-        """
-
-    @abstractmethod
-    def initial_last(self, reads: str) -> Tensor:
-        """Return the initial weights on the last source, of the weight with this name."""
-
-    @abstractmethod
-    def with_sources(self, sources: tuple[int, ...]) -> Self:
-        """Return a new router like this one that reads other sources, newly initialised."""
-
     def extra_repr(self) -> str:
         grain = "" if self.grain == "pair" else f", grain={self.grain}"
         return f"heads={self.num_heads}, sources={list(self.sources)}{grain}"
@@ -120,11 +154,17 @@ class StaticRouter(Memory):
         return {"key": (self.sources, keys), "value": (self.sources, values)}
 
     def _by_source(self, weight: Tensor) -> Tensor:
-        by_source = weight.unflatten(1, (len(self.sources), self.columns))
-        if self.grain == "head":
-            return by_source * torch.eye(self.num_heads).to(weight)[:, None]
         # Of a router with a number a layer, one head stands for all.
-        return by_source
+        return weight.unflatten(1, (len(self.sources), self.columns))
+
+
+def _not_narrower(fn: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    """Return what a function makes of a weight, in 32 bits at least if it had as many."""
+    made = fn(weight)
+    if not (weight.is_floating_point() and made.is_floating_point()):
+        return made
+    was_cast = made.element_size() < 4 <= weight.element_size()
+    return weight.to(made.device) if was_cast else made
 
 
 def check_sources(router_sources: Sequence[Sequence[int]], n_layers: int) -> None:

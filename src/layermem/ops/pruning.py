@@ -12,19 +12,13 @@ By = Literal["layer", "entry"]
 
 
 def prune(
-    weight: Tensor,
-    keep: float | int,
-    by: By,
-    heads: int | None = None,
-    *,
-    reads_last: bool = True,
+    weight: Tensor, keep: float | int, by: By, heads: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Set what is small in ``weight`` [R, S * R] to zero; return it and a mask of slots to read.
 
     ``keep`` is a share of the absolute weight, of which the fewest and largest slots or entries are
-    kept, or, as an int, their number. With ``reads_last`` the last slot, a layer's own, is always
-    read, and ``by="layer"`` never changes it; without it, as where a layer has no slot of its own,
-    at least the largest one is read. A weight with another number of rows than R, such as one of
+    kept, or, as an int, their number. The last slot, a layer's own, is always read, and
+    ``by="layer"`` never changes it. A weight with another number of rows than R, such as one of
     keys over one of values, is pruned as a whole if ``heads`` is R.
 
     An example with R = 1 head and weight [0.1, 0.6, 0.3]: ``keep=0.85, by="layer"`` keeps slots 1
@@ -35,17 +29,15 @@ def prune(
     parts = weight.detach().clone().unflatten(1, (-1, heads))
     size = parts.abs().double()
     of_slots = size.sum((0, 2))
-    needed = -1 if reads_last else int(of_slots.argmax())
     if by == "entry":
         parts[~_mark_largest(size.flatten(), keep).view_as(parts)] = 0
         read = (parts != 0).any(0).any(-1)
-        if reads_last or not read.any():
-            read[needed] = True
+        read[-1] = True
     else:
         rank = of_slots.clone()
-        rank[needed] = torch.inf
+        rank[-1] = torch.inf
         read = _mark_largest(of_slots, keep, rank)
-        read[needed] = True
+        read[-1] = True
         parts[:, ~read] = 0
     return parts.flatten(1), read
 

@@ -66,7 +66,7 @@ def attach(
     Every layer but the first gets a router, ``self_attn.memory`` in a LLaMA, whose ``weight`` is
     that of ``LimeRouter``. ``router`` and ``window`` choose the layers that it reads, as
     ``LimeConfig.router`` and ``router_window`` do. With ``shares_kv=False`` keys and values have
-    routers of their own (``LimeSeparateRouters``), and ``grain`` says for what a router has a
+    weights of their own (``value_weight``), and ``grain`` says for what a router has a
     number, as ``LimeConfig.router_grain`` does. With ``init="identity"`` the model computes what
     it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
     lie that is not in ``layermem.retrofit.HOSTS``.
@@ -127,7 +127,7 @@ def _attach(
     )
     try:
         for i, attention in enumerate(attentions[1:], start=1):
-            memory = make_router(config, shape.heads, (*sources[i], i), i)
+            memory = make_router(config, shape.heads, (*sources[i], i))
             memory.keeps_32_bits = True
             attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
         attachment.install()

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from layermem.models.checkpoints import location_arguments, without_loading_report
 from layermem.models.hub import find_commit, set_commit
+from layermem.models.static_router import APART
 from layermem.retrofit.adapter import (
     SETTINGS,
     OtherBase,
@@ -25,10 +26,9 @@ from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attaching import attach_as_saved
 from layermem.retrofit.attachment import MEMORY, has_memory
 from layermem.retrofit.auto_classes import check_missing
-from layermem.variants.lime import LimeSeparateRouters
 
 # How the names of routers' weights end in a whole checkpoint.
-_ROUTER_WEIGHTS = tuple(f".{MEMORY}.{name}" for name in LimeSeparateRouters.weight_names.values())
+_ROUTER_WEIGHTS = tuple(f".{MEMORY}.{name}" for name in APART.values())
 # Tokens by which a model is checked to be causal.
 _CHECKED_TOKENS = 8
 

@@ -7,8 +7,9 @@ With m = L - n - 1 the last layer that has keys and values of its own, for the n
     K~_l, V~_l = K_m, V_0                   fusion="lite": no weights
 
 after rope, as the cache holds them. The upper layers have no key and value projections and no entry
-in the cache. Initially a_lm and b_l0 are 1 and the others 0, so that a new "mixed" computes what
-"lite" does.
+in the cache. A mixture is formed when it is read: for every new token, an upper layer reads two
+layers' entries of all tokens so far, writes their mixture and reads it. Initially a_lm and b_l0 are
+1 and the others 0, so that a new "mixed" computes what "lite" does.
 
 Source: arXiv 2512.03870, of which we had another author's account. It names the weights and what
 they are applied to; initial values are ours (it finds values of the first layer with keys of layer
@@ -33,7 +34,6 @@ from layermem.models.seams import (
     Variant,
     WeightsUnknown,
 )
-from layermem.ops.lent_attention import attend_to_sum, exchange_pays
 from layermem.ops.route import Slot
 from layermem.variants.yoco import YocoConfig
 
@@ -77,18 +77,6 @@ class FusedMemory(Memory):
             of_low_keys * low_key + of_keys * key,
             of_low_values * low_value + of_values * value,
         )
-
-    def attend(
-        self, query: Tensor, slots: Sequence[Slot], mask: Tensor | None, scaling: float
-    ) -> Tensor | None:
-        heads = self.value_weight.shape[1]
-        if not exchange_pays(query.shape[1], heads, 1, len(slots)):
-            return None
-        grouped = query.unflatten(1, (heads, -1)).squeeze(3) * scaling
-        of_keys = torch.cat([self.key_weight, self.key_weight], -1)
-        outputs = attend_to_sum([grouped * weight for weight in of_keys], slots, mask)
-        low, high = (w * y for w, y in zip(self.value_weight, outputs, strict=True))
-        return (low + high).flatten(1, 2).unsqueeze(2)
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         raise WeightsUnknown("FusedMemory has a weight for each channel, not for each head")

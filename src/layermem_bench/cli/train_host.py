@@ -130,9 +130,8 @@ class TrainHost(HostOptions):
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
     shares_kv: bool = True
     """Whether one router of a layer is for keys and values; --no-shares-kv: each has its own."""
-    grain: Literal["pair", "head", "layer"] = "pair"
-    """For what a router has a number, at each layer that is read: each pair of heads, each head, or
-    all heads."""
+    grain: Literal["pair", "layer"] = "pair"
+    """For what a router has a number at each layer read: a pair of heads, or all heads."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained; with --memory none, "all" is plain continued training."""
     router_lr: float | None = number(None, at_least(0))

@@ -32,9 +32,8 @@ class Host:
     """Number of layers that are read, the layer's own counted; with memory=last or first."""
     shares_kv: bool = True
     """Whether one router is for keys and values; False: each has its own."""
-    grain: Literal["pair", "head", "layer"] = "pair"
-    """For what a router has a number, at each layer that is read: each pair of heads, each head, or
-    all heads."""
+    grain: Literal["pair", "layer"] = "pair"
+    """For what a router has a number at each layer read: a pair of heads, or all heads."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained: "routers" alone; "all" weights; or "lora" (PEFT) on keys and values without
     memory, of the smallest rank that has at least as many parameters as routers of memory=full."""

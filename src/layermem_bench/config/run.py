@@ -268,7 +268,7 @@ class Run:
     """Name of the preset it came from."""
     variant: str = "lime"
     """Architecture: a name that `layermem list variants` lists. `layermem train` takes the arms of
-    a study too: recipe, recipe+mudd, lime:storage=half."""
+    a study too: recipe, recipe_half, recipe+mudd."""
     seed: int = number(0, SEED)
     """Seed of weights and order of the data. Two variants of one seed share both."""
     max_steps: int = number(1000, at_least(1))

@@ -57,8 +57,8 @@ def cache_table(points: Sequence[CostPoint]) -> Table:
         header=header,
         rows=rows,
         caption="Keys and values in bfloat16, in closed form. Read: by one new token, of a cache "
-        "of T tokens; a layer that borrows reads what its lenders hold. Where heads of several "
-        "layers are copied and mixtures formed first, as on a GPU, more is moved.",
+        "of T tokens; a layer that borrows reads what its lenders hold. Where it forms a mixture "
+        "of them first (fused_kv), more is moved.",
     )
 
 

@@ -21,6 +21,7 @@ from layermem_bench.results.intervals import Interval
 
 # (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
 STYLES = (
+    ("#7a5195", ":", "P"),
     ("#2f7fc4", "-", "o"),
     ("#d9622b", "--", "s"),
     ("#2a9d5c", "-.", "^"),
@@ -39,6 +40,7 @@ STYLES = (
 )
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
+    "lime_half",
     *("plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections", "denseformer"),
     *("attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention", "mhc"),
     "lime_hidden",

@@ -12,7 +12,7 @@ from layermem_bench.presets import get_preset
 from layermem_bench.presets import names as presets
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import plain_parameters, with_parameters
-from layermem_bench.study.recipe import RECIPE_ARM, with_recipe
+from layermem_bench.study.recipe import VARIANTS, with_recipe
 from layermem_bench.train.setup import adds_parameters, check_options, check_router_lr
 
 
@@ -20,15 +20,16 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
 
     A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``. ``all`` stands
-    for every variant, the plain decoder first. ``recipe`` is ``lime`` with the fields of
-    ``layermem.RECIPE``, of which an option may replace some: ``recipe:router_grain=pair``.
+    for every variant, the plain decoder first. ``recipe`` is ``lime``, and ``recipe_half`` is
+    ``lime_half``, with the fields of ``layermem.RECIPE``, of which an option may replace some:
+    ``recipe:router_grain=pair``.
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     depth, arm = 0, ""
-    if RECIPE_ARM in variants():
+    for name in VARIANTS.keys() & {*variants()}:
         raise ValueError(
-            f"a plugin's variant is called {RECIPE_ARM}, which stands for lime with the fields of "
-            "layermem.RECIPE here: give the variant another name"
+            f"a plugin's variant is called {name}, which stands for {VARIANTS[name]} with the "
+            "fields of layermem.RECIPE here: give the variant another name"
         )
     for letter in f"{names},":
         depth += (letter in "[{") - (letter in "]}")
@@ -42,7 +43,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
             arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
         else:
             fields = Model(options=tuple(options)).variant_fields()
-            check_names(lookup(variant, [RECIPE_ARM]), fields.keys() - BUILT_WITH)
+            check_names(lookup(variant, VARIANTS), fields.keys() - BUILT_WITH)
             arms[arm.strip()] = variant, tuple(options)
         arm = ""
     if depth:
@@ -51,7 +52,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def as_named_arm(run: Run) -> Run:
-    """Return a run whose variant is named as an arm is: ``recipe``, ``lime:storage=half``."""
+    """Return a run whose variant is named as an arm is: ``recipe``, ``lime:router=average``."""
     arms = parse_arms(run.variant)
     if len(arms) != 1:
         raise ValueError(

@@ -166,8 +166,8 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     """Return closed-form costs of recorded arms at their sizes, and of the first size's at others.
 
     There are none of models of transformers, nor where an arm's starting model or tokenizer is not
-    here and no model was saved. An arm that has not trained a step may have options that no model
-    can have.
+    here and no model was saved, nor where an arm has options that its variant has no more. An arm
+    that has not trained a step may have options that no model can have.
     """
     arms = {arm: (run, folder) for arm, (run, folder) in arms.items() if folder.rows()}
     if not arms or any(run.host.model is not None for run, _ in arms.values()):
@@ -176,7 +176,7 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     arms_by_size: dict[tuple[Any, ...], list[str]] = {}
     for arm, (run, folder) in arms.items():
         values = model_fields(run, folder)
-        if values is None:
+        if values is None or not _exists(run.variant, values):
             return SettingCosts()
         models[arm] = run.variant, values
         arms_by_size.setdefault(tuple(values[name] for name in SIZES), []).append(arm)
@@ -208,12 +208,13 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
 
 
 def _exists(variant: str, values: Mapping[str, Any]) -> bool:
-    """Whether there is such a model: fields that name layers or heads may not suit a size."""
+    """Whether there is such a model: fields that name layers may not suit a size."""
+    config = lookup(variant).config
     try:
-        lookup(variant).config(**values)
+        config(**values)
     except (ValueError, StrictDataclassError):
         return False
-    return True
+    return values.keys() <= {field.name for field in fields(config)}
 
 
 def _measure_command(runs: Sequence[Run]) -> str | None:

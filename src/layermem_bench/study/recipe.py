@@ -14,7 +14,9 @@ from layermem_bench.study.definition import Study
 
 RECIPE = {"router_shares_kv": "false", "router_init": "value_residual", "router_grain": "layer"}
 """``layermem.RECIPE`` as options of an arm."""
-RECIPE_ARM, _VARIANT = "recipe", "lime"
+RECIPE_ARM = "recipe"
+VARIANTS = {RECIPE_ARM: "lime", f"{RECIPE_ARM}_half": "lime_half"}
+"""Names of arms, and the variants that they stand for with these options."""
 ARMS = (
     *("plain", "lime", f"{RECIPE_ARM}:router_grain=pair", RECIPE_ARM),
     *("value_residual", "mudd", "hyper_connections", "attention_residuals", "denseformer"),
@@ -27,26 +29,25 @@ _MOST_WARMUP = 0.1
 
 
 def with_recipe(variant: str, *options: str) -> tuple[str, ...]:
-    """Return variant and options of an arm, with ``recipe``, also in a pair, written out.
+    """Return variant and options of an arm, with a name of the recipe, also in a pair, written out.
 
     An option of the arm takes the place of the recipe's of the same name.
     """
     parts = variant.split("+")
-    if RECIPE_ARM not in parts:
+    if VARIANTS.keys().isdisjoint(parts):
         return variant, *options
     recipe = (f"{name}={value}" for name, value in RECIPE.items())
-    return "+".join(_VARIANT if part == RECIPE_ARM else part for part in parts), *merged(
-        recipe, options
-    )
+    return "+".join(VARIANTS.get(part, part) for part in parts), *merged(recipe, options)
 
 
 def without_recipe(variant: str, *options: str) -> tuple[str, ...]:
-    """Return variant and options of an arm with ``recipe`` in place of what it stands for."""
+    """Return variant and options of an arm with the recipe's name for what it stands for."""
+    names = {variant: name for name, variant in VARIANTS.items()}
     parts, recipe = variant.split("+"), [f"{name}={value}" for name, value in RECIPE.items()]
-    if _VARIANT not in parts or not {*recipe} <= {*options}:
+    if names.keys().isdisjoint(parts) or not {*recipe} <= {*options}:
         return variant, *options
     others = (option for option in options if option not in recipe)
-    return "+".join(RECIPE_ARM if part == _VARIANT else part for part in parts), *others
+    return "+".join(names.get(part, part) for part in parts), *others
 
 
 def study_of_recipe(
