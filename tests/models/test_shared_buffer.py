@@ -9,8 +9,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrize
 from transformers import StaticCache
 
-from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem import PlainConfig, PlainForCausalLM
 from layermem.models.decoder import Attention
+from layermem.models.registry import lookup
 from layermem.ops import shared_buffer as room
 from layermem.ops.route import route
 from layermem.ops.shared_buffer import Routes, using_naive
@@ -43,8 +44,9 @@ def ids():
     return torch.randint(TINY["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(2))
 
 
-def a_model(**fields):
-    return make(LimeForCausalLM, LimeConfig(**{**SIZES, **fields})).double().train()
+def a_model(variant="lime", **fields):
+    entry = lookup(variant)
+    return make(entry.causal_lm, entry.config(**{**SIZES, **fields})).double().train()
 
 
 def gradients(model, ids, **kwargs):
@@ -223,7 +225,7 @@ def test_what_cannot_share_does_not_and_is_right(change, ids, begun):
 @pytest.mark.parametrize("change", [checkpointed, checkpointed_reentrantly])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"router_shares_kv": False}, {"router_grain": "layer"}, {"storage": "half"}],
+    [{}, {"router_shares_kv": False}, {"router_grain": "layer"}, {"variant": "lime_half"}],
     ids=str,
 )
 @pytest.mark.parametrize("loss", ["last", "hidden"])
