@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from layermem.ops.route.pruning import prune
 from tiny import TINY, make
 from torch import nn
 
@@ -13,7 +14,6 @@ import layermem
 from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
 from layermem.models.seams import Memory
 from layermem.ops.route import store
-from layermem.ops.route.pruning import prune
 from layermem.variants.lime import Lime, LimeForSequenceClassification
 
 

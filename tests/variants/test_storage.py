@@ -16,7 +16,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models import lent_heads
-from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.decoder import DecoderLayer
 from layermem.models.keywords import CACHE
 from layermem.models.lent_heads import LentHeads
@@ -25,6 +24,7 @@ from layermem.models.sharded_routers import SourceHeads
 from layermem.ops.rope import rotate
 from layermem.variants.fused_kv import FusedMemory
 from layermem.variants.lime import Lime, LimeRouter, LimeSeparateRouters
+from layermem_bench.config.counting import count_cached, count_parameters, count_read
 
 DEEP = {**TINY, "num_hidden_layers": 6}
 HALF = {"storage": "half", **layermem.RECIPE}

@@ -14,7 +14,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 

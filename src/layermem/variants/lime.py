@@ -42,7 +42,6 @@ from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
 from layermem.models.lent_heads import LentHeads, lenders_of_heads
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.routers import RouterMethods, router_metrics
 from layermem.models.seams import (
@@ -57,6 +56,7 @@ from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.models.static_router import Grain, StaticRouter, check_sources
 from layermem.ops.lent_attention import attend_to_routed, exchange_pays
 from layermem.ops.route import Slot, route
+from layermem_base.number_ranges import at_least, number
 
 RECIPE: Mapping[str, Any] = MappingProxyType(
     {"router_shares_kv": False, "router_init": "value_residual", "router_grain": "layer"}
