@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from layermem.auto_classes import PREFIX
+from layermem.models.configuration import PREFIX
 
 
 class EagerLoop(nn.Module):

@@ -10,8 +10,8 @@ the counts with what is allocated and sent.
 
 import argparse
 
-from layermem.models.counting import count_parameters
 from layermem.models.registry import lookup
+from layermem_bench.config.counting import count_parameters
 from layermem_bench.efficiency.memory import Step, parameter_memory
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.efficiency.plans import copy_traffic, shard_traffic

@@ -10,7 +10,7 @@ import torch
 from hub_cache import hub_cache as hub_cache
 from tiny import CASES, PAIRS, TINY
 
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import list_variants, lookup
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,7 +46,7 @@ def case(request):
     return lookup(name), {**TINY, **extra}
 
 
-@pytest.fixture(params=[*variants(), *PAIRS])
+@pytest.fixture(params=[*list_variants(), *PAIRS])
 def entry(request):
     """The registry's entry of every variant and of some pairs."""
     return lookup(request.param)

@@ -172,7 +172,8 @@ def run_literally(model, attachment, weights, value_weights=None, **inputs):
     """
     shape, slots = attachment.shape, LiteralSlots(inputs["input_ids"].shape)
     host = attachment.host
-    owner = next(m for m in model.modules() if type(m) is type(attachment.owner))
+    name = type(attachment.owner).__name__
+    owner = next(m for m in model.modules() if type(m).__name__ == name)
     for layer, module in enumerate(owner.get_submodule(host.layers)):
         attention = module.get_submodule(host.attention)
         both = [weights.get(layer), (value_weights or weights).get(layer)]

@@ -18,8 +18,8 @@ from small_run import Interrupted, a_run
 from tiny import TINY
 
 import layermem
-from layermem import PlainConfig, __main__
-from layermem_bench import cli, presets
+from layermem import PlainConfig
+from layermem_bench import __main__, cli, presets
 from layermem_bench.cli import screen
 from layermem_bench.cli.starting_run import resolve_run
 from layermem_bench.config.run import Run, Task, to_dict
@@ -449,7 +449,7 @@ def test_help_and_the_list(capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert all(name in shown for name in presets.names())
     # A long line is wrapped.
-    assert f"Variants: {', '.join(layermem.variants())}" in shown.replace(" \n", " ")
+    assert f"Variants: {', '.join(layermem.list_variants())}" in shown.replace(" \n", " ")
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
@@ -566,8 +566,7 @@ def test_one_of_several_processes_ends_at_once():
     code = """
 import atexit, sys
 from torch import distributed
-from layermem import __main__
-from layermem_bench import cli
+from layermem_bench import __main__, cli
 
 class Late:
     def __del__(self):

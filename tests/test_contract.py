@@ -13,10 +13,10 @@ from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, GenerationMixin
 
-from layermem.models import counting
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.shared_buffer import using_naive
+from layermem_bench.config import counting
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
 # The operators that Inductor generates code for, run one by one.

@@ -43,7 +43,7 @@ IDEAS = """
 import sys, torch, layermem
 sys.path.insert(0, sys.argv[1])
 import router_ideas
-from layermem.models.counting import count_parameters
+from layermem_bench.config.counting import count_parameters
 
 sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
 sizes |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}

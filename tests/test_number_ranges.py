@@ -7,9 +7,9 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
-from layermem.generation.prompts import GenerationSettings
-from layermem.models.number_ranges import Range, check_numbers, number_types, ranges
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import list_variants, lookup
+from layermem_base.generation_settings import GenerationSettings
+from layermem_base.number_ranges import Range, check_numbers, number_types, ranges
 from layermem_bench.cli import COMMANDS, main
 from layermem_bench.config import host as host_config
 from layermem_bench.config import records as records_config
@@ -19,7 +19,7 @@ from layermem_bench.config import task as task_config
 CONFIGS = [
     *(config.Model, config.Data, config.Optim, config.Compute, config.Run),
     *(host_config.Host, records_config.Records, task_config.Task, GenerationSettings),
-    *(lookup(name).config for name in variants()),
+    *(lookup(name).config for name in list_variants()),
 ]
 OPTIONS = [kind for kind, _ in COMMANDS.values()]
 # Fields of transformers' own config, whose ranges are its to check; the ids of tokens are ours too.

@@ -7,7 +7,7 @@ import literal
 import pytest
 import torch
 
-from layermem.models.registry import variants
+from layermem.models.registry import list_variants
 
 TINY = {
     "vocab_size": 61,
@@ -27,13 +27,14 @@ SLOW = pytest.mark.slow
 # Every registered variant as it comes, and its further forms: (id, variant, fields).
 CASES = [
     (case, name, fields)
-    for name in [*variants(), *PAIRS]
+    for name in [*list_variants(), *PAIRS]
     for case, fields in {name: {}, **literal.cases(name)}.items()
 ]
 
 # Every variant, all but these two among the slow tests: for tests that cost much.
 MOST_SLOW = [
-    name if name in ("plain", "lime") else pytest.param(name, marks=SLOW) for name in variants()
+    name if name in ("plain", "lime") else pytest.param(name, marks=SLOW)
+    for name in list_variants()
 ]
 
 # A variant of each kind of seam, all but LIMe among the slow tests: for tests that cost much and

@@ -1,29 +1,6 @@
-"""The command: `layermem`, and ``python -m layermem``, as torchrun and Slurm start it."""
+"""``python -m layermem``: the command, as torchrun and Slurm start it."""
 
-import sys
-from importlib.util import find_spec
-
-# What the command requires, by the names of their modules: the extra `bench`.
-_REQUIRED = (
-    *("accelerate", "datasets", "filelock", "jinja2", "matplotlib", "rich", "scipy", "sklearn"),
-    *("tyro", "zstandard"),
-)
-
-
-def main() -> None:
-    """Run a command, or say what it takes."""
-    missing = [name for name in _REQUIRED if find_spec(name) is None]
-    if missing:
-        extra = "real" if sys.argv[1:3] == ["models", "fetch"] else "bench"
-        sys.stderr.write(
-            "layermem: the command needs what trains and measures models "
-            f"(missing: {', '.join(missing)}): pip install 'layermem[{extra}]'\n"
-        )
-        raise SystemExit(2)
-    from layermem_bench.cli import main as command
-
-    command()
-
+from layermem_bench.__main__ import main
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,7 @@ from host_models import DECODERS, make_host
 from tiny import CASES, TINY, make
 
 import layermem
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import list_variants, lookup
 from layermem.models.seams import OwnLayerMemory, WeightsUnknown
 from layermem_bench.analysis.capture import capture, decoder_layers, sequences_at_once
 
@@ -95,7 +95,7 @@ def test_our_variants(variant, fields):
             np.testing.assert_allclose(routed, expected.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", list_variants())
 def test_routed_values_are_what_the_memory_returns(variant):
     model, returned = our_model(variant, {}), []
     for layer in model.model.layers:

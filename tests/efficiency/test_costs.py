@@ -6,7 +6,7 @@ from tiny import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import list_variants, lookup
 from layermem_bench import presets
 from layermem_bench.efficiency.costs import cost
 
@@ -46,7 +46,7 @@ def test_the_papers_absolute_figures():
         assert costs.forward / 1e12 == pytest.approx(flops, rel=5e-3)
 
 
-@pytest.mark.parametrize("name", variants())
+@pytest.mark.parametrize("name", list_variants())
 def test_the_closed_form_equals_torchs_flop_counter(name):
     """The counter counts attention to all keys, from which the causal half is subtracted here."""
     tokens = 12

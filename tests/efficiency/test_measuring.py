@@ -9,7 +9,7 @@ import torch
 from forked import run_code
 from tiny import TINY
 
-from layermem import variants
+from layermem import list_variants
 from layermem_bench.efficiency import measuring
 from layermem_bench.efficiency.measuring import (
     Shape,
@@ -122,7 +122,7 @@ def test_each_of_many_variants_is_compiled(monkeypatch):
     shape = Shape(batch=1, tokens=4, mode="default")
     steps = {
         name: named(name, measuring.make_training_step((name, SHALLOW), shape))
-        for name in variants()[:9]
+        for name in list_variants()[:9]
     }
     assert len(steps) == 9
     time_interleaved(steps, 1, "cpu")

@@ -12,7 +12,7 @@ from forked import read_errors, start_script, wait_for_end
 from memory_peaks import ALONE, TOGETHER, run_of, watched
 
 import layermem
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import list_variants, lookup
 from layermem_bench.config.devices import DEVICES
 from layermem_bench.efficiency.memory import Step, step_memory
 from layermem_bench.efficiency.plans import Cluster, plan_run
@@ -126,7 +126,7 @@ def test_two_processes_allocate_what_is_counted(name, variant, tmp_path):
 
 def test_a_variant_whose_slots_are_not_counted_is_refused(sizes):
     counting = []
-    for name in variants():
+    for name in list_variants():
         entry = lookup(name)
         try:
             step_memory(entry.config(**sizes), entry.variant, Step(sequences=1, tokens=8))

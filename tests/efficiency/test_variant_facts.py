@@ -25,7 +25,9 @@ def facts():
 
 
 def own_variants():
-    return [n for n in layermem.variants() if lookup(n).config.__module__.startswith("layermem.")]
+    return [
+        n for n in layermem.list_variants() if lookup(n).config.__module__.startswith("layermem.")
+    ]
 
 
 def test_the_recorded_facts_are_those_of_the_variants(facts):

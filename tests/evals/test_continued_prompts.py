@@ -14,8 +14,8 @@ import torch
 from tiny import TINY
 
 from layermem.generation.generation import TextGenerator
-from layermem.generation.prompts import GenerationSettings
 from layermem.models.registry import lookup
+from layermem_base.generation_settings import GenerationSettings
 from layermem_bench.cli import main
 from layermem_bench.evals.continued_prompts import OutputFile, describe
 

@@ -26,13 +26,9 @@ from transformers import (
 from layermem.convert.converting import convert
 from layermem.generation.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
 from layermem.generation.generation import TextGenerator, batches
-from layermem.generation.prompts import (
-    GenerationSettings,
-    TextStart,
-    encode_prompts,
-    prompts_of_texts,
-)
+from layermem.generation.prompts import TextStart, encode_prompts, prompts_of_texts
 from layermem.models.registry import lookup
+from layermem_base.generation_settings import GenerationSettings
 from layermem_bench.analysis.earlier_stages import Lineage, stage_of, write_lineage
 from layermem_bench.cli import main
 

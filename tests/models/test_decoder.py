@@ -10,7 +10,7 @@ from tiny import TINY, make
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
-from layermem.ops import shared_buffer as room
+from layermem.ops.shared_buffer import using_naive
 
 LLAMAS = {
     "gqa": {},
@@ -162,10 +162,8 @@ def test_plain_generates_what_llama_generates(ids):
     assert torch.equal(plain.generate(ids, **options), llama.generate(ids, **options))
 
 
-def test_a_slot_lives_no_longer_than_its_last_reader(ids, monkeypatch):
-    """Without gradients, a windowed router's old slots are freed inside the forward."""
-    # As with so many tokens that slots take memory.
-    monkeypatch.setattr(room, "_FEW", 0)
+def test_a_slot_lives_no_longer_than_its_last_reader(ids):
+    """Where slots go from layer to layer, a windowed router's old ones are freed in the forward."""
     config = LimeConfig(**{**TINY, "num_hidden_layers": 6}, router="last", router_window=2)
     model = make(LimeForCausalLM, config)
     born, alive = [], []
@@ -177,7 +175,7 @@ def test_a_slot_lives_no_longer_than_its_last_reader(ids, monkeypatch):
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_hook(note)
-    with torch.no_grad():
+    with torch.no_grad(), using_naive():
         model(ids, use_cache=False)
     assert alive == [0, 1, 1, 1, 1, 1]
 

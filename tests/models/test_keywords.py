@@ -26,7 +26,7 @@ from transformers.utils.generic import TransformersKwargs
 from layermem.models.decoder import Decoder
 from layermem.models.keywords import CACHE, CONTRACT, LOSS, NOT_OURS, PAGED
 from layermem.models.layers import eager_attention
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import list_variants, lookup
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
 from layermem.variants.plain import PlainConfig, PlainForCausalLM
 
@@ -124,7 +124,10 @@ def test_two_caches_are_refused(model, ids):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("lime", kind) for kind in KINDS), *((n, "causal_lm") for n in variants() if n != "lime")],
+    [
+        *(("lime", kind) for kind in KINDS),
+        *((n, "causal_lm") for n in list_variants() if n != "lime"),
+    ],
 )
 def test_keywords_of_other_models_are_refused(name, kind, ids):
     entry = lookup(name)

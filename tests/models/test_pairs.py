@@ -11,9 +11,9 @@ from huggingface_hub.errors import StrictDataclassError
 from tiny import TINY, is_own
 
 import layermem
-from layermem.models.counting import count_read
 from layermem.models.registry import lookup
 from layermem.models.seams import filled_seams
+from layermem_bench.config.counting import count_read
 
 PAIR = "lime+hyper_connections"
 
@@ -28,6 +28,7 @@ PAIR = "lime+hyper_connections"
         ("lime+nothing", "unknown variant 'nothing'"),
         ("lime+", "unknown variant ''"),
         ("lime+mhc+hyper_connections", "is no pair"),
+        ("depth_attention+lime_hidden", "both variants have a field gate"),
     ],
 )
 def test_what_is_no_pair_is_refused(name, message):
@@ -35,9 +36,8 @@ def test_what_is_no_pair_is_refused(name, message):
         layermem.build(name, **TINY)
 
 
-def test_a_pair_is_made_once_and_is_no_variant_of_its_own():
-    assert lookup(PAIR) is lookup(PAIR)
-    assert PAIR not in layermem.variants()
+def test_a_pair_is_no_variant_of_its_own():
+    assert PAIR not in layermem.list_variants()
 
 
 def test_fields_and_their_checks_are_those_of_both():
@@ -81,23 +81,15 @@ def test_two_checks_of_one_name_are_both_made(monkeypatch):
         )
     from layermem.models import pairs
 
-    joined = pairs._join_configs("a+b", lime, hyper)
+    joined = pairs._join_configs(lime, hyper)
     called.clear()
     joined(**TINY)
     assert called == [lime, hyper]
 
 
-def test_two_fields_of_one_name_are_refused():
-    from layermem.models import pairs
-
-    hyper = lookup("hyper_connections").config
-    with pytest.raises(ValueError, match="both variants have a field coefficients, output_scale"):
-        pairs._join_configs("a+b", hyper, hyper)
-
-
 def every_pair():
     by_seam = {}
-    for name in layermem.variants():
+    for name in layermem.list_variants():
         by_seam.setdefault(filled_seams(lookup(name).variant), []).append(name)
     pairs = itertools.product(by_seam["memory",], by_seam["stream",])
     # Both have fields of one name, which is refused.
@@ -175,10 +167,3 @@ print(type(model).__name__, model(torch.arange(5)[None]).logits.sum().item())
         name, total = run_in_new_process(code).split()[-2:]
         assert name == "LimeHyperConnectionsForCausalLM"
         assert float(total) == pytest.approx(expected, rel=1e-5)
-
-
-def test_unknown_names_of_the_module_are_no_pairs():
-    from layermem.models import pairs
-
-    with pytest.raises(AttributeError, match="no attribute 'LimeNothingModel'"):
-        _ = pairs.LimeNothingModel

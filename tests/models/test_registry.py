@@ -13,7 +13,7 @@ from layermem.models.seams import Variant
 
 
 def test_build_gives_a_causal_lm():
-    assert {"lime", "plain"} <= set(layermem.variants())
+    assert {"lime", "plain"} <= set(layermem.list_variants())
     assert type(layermem.build("lime", **TINY)) is layermem.LimeForCausalLM
     assert type(layermem.build("plain", **TINY)) is layermem.PlainForCausalLM
 
@@ -39,7 +39,7 @@ def test_a_declaration_takes_its_names_from_the_config():
         declare("other", type("DecoderConfiguration", (DecoderConfig,), {}), Variant)
 
 
-@pytest.mark.parametrize("name", layermem.variants())
+@pytest.mark.parametrize("name", layermem.list_variants())
 def test_declared_classes_are_found_where_their_config_is(name):
     entry = lookup(name)
     module = sys.modules[entry.config.__module__]

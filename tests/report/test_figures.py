@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from layermem.models.registry import variants
+from layermem.models.registry import list_variants
 from layermem_bench.report import figures
 
 
 def test_every_variant_has_a_style_of_its_own():
-    names = [*variants(), "recipe"]
+    names = [*list_variants(), "recipe"]
     styles = {name: figures.styles_of([name])[name] for name in names}
     assert len(set(styles.values())) == len(names), "give the new variant a style in figures.py"
     colours = [colour for colour, _, _ in figures.STYLES]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.results.run_folder import RunFolder, check_complete, unique_names
 
 

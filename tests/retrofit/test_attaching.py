@@ -1,6 +1,7 @@
 """Every known architecture with layer memory against equation (2) written out, and refusals."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -48,15 +49,18 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token
 def test_attaching_changes_nothing_and_detaching_leaves_nothing(name):
     model, ids = make_host(name), make_ids()
     keys, hooks = list(model.state_dict()), _count_hooks(model)
+    classes = [type(module) for module in model.modules()]
     with torch.no_grad():
         before = model(ids).logits
         assert attach(model) is model
+        assert isinstance(model, classes[0]) and type(model).__name__ == classes[0].__name__
         assert torch.equal(model(ids).logits, before)
         assert len(list(router_parameters(model))) == 3
         shake_routers(model)
         assert (model(ids).logits - before).abs().max() > 1e-3
         assert detach(model) is model
         assert torch.equal(model(ids).logits, before)
+    assert [type(module) for module in model.modules()] == classes
     assert list(model.state_dict()) == keys
     assert _count_hooks(model) == hooks
     assert not any("_layer_memory" in vars(module) for module in model.modules())
@@ -346,7 +350,7 @@ def test_the_text_model_of_a_model_of_images_is_found():
     with torch.no_grad():
         before = model(input_ids=ids).logits
         assert torch.equal(attach(model)(input_ids=ids).logits, before)
-        assert type(attachment_of(model).owner) is hf.Gemma3TextModel
+        assert isinstance(attachment_of(model).owner, hf.Gemma3TextModel)
         assert not torch.allclose(shake_routers(model)(input_ids=ids).logits, before)
 
 
@@ -521,4 +525,6 @@ def test_several_stacks_are_named():
     pair = nn.ModuleDict({"left": make_host("bert"), "right": make_host("bert")})
     with pytest.raises(ValueError, match=r"several stacks of layers: left\.bert\.encoder"):
         attach(pair)
-    attach(pair["left"])
+    layers = "left.bert.encoder.layer"
+    attach(pair, host=dataclasses.replace(layermem.retrofit.HOSTS["BertEncoder"], layers=layers))
+    assert attachment_of(pair).owner is pair["left"].bert.encoder

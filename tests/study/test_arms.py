@@ -8,7 +8,7 @@ from launchers import MadeUp
 from recorded import SIZES
 
 import layermem
-from layermem.models.registry import variants
+from layermem.models.registry import list_variants
 from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import run_id
@@ -41,7 +41,7 @@ def test_arms_are_read():
     sources = "lime:router_sources=[[],[0]]"
     assert list(parse_arms(f"{sources},plain")) == [sources, "plain"]
     every = parse_arms("all,lime:router=average")
-    assert list(every)[0] == "plain" and set(every) == {*variants(), "lime:router=average"}
+    assert list(every)[0] == "plain" and set(every) == {*list_variants(), "lime:router=average"}
     for names in ("all:router=last", "plain,lime:router_sources=[[0]", "plain,lame"):
         with pytest.raises(ValueError, match=r"'all'|router_sources|'lame'"):
             parse_arms(names)

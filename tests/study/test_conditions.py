@@ -6,7 +6,7 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES
 
-from layermem.models.registry import variants
+from layermem.models.registry import list_variants
 from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Data, Host, Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -34,7 +34,7 @@ def test_slower_steps_are_fewer(ratio, steps):
     assert at_equal_time(replace(BASE, max_steps=400), ratio).max_steps == steps
 
 
-@pytest.mark.parametrize("variant", [name for name in variants() if name != "plain"])
+@pytest.mark.parametrize("variant", [name for name in list_variants() if name != "plain"])
 @pytest.mark.parametrize("preset", ["tiny-lm", "tiny-aet-4", "tiny-chains", "tiny-mqar"])
 def test_every_variant_can_have_the_plain_decoders_parameters(preset, variant):
     base = get_preset(preset)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from layermem.ops.route.pruning import prune
 from tiny import TINY, make
 from torch import nn
 

@@ -12,12 +12,12 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
-from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.decoder import DecoderLayer
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.rope import rotate
 from layermem.variants.lime_half import LimeHalf, LimeHalfConfig, LimeHalfForCausalLM
+from layermem_bench.config.counting import count_cached, count_parameters, count_read
 
 DEEP = {**TINY, "num_hidden_layers": 6}
 

@@ -23,7 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from layermem.generation.prompts import GenerationSettings
+from layermem_base.generation_settings import GenerationSettings
 
 FinishReason = Literal["eos", "stop", "length"]
 # Fields of a generation config that would change the distribution, with values of no effect.

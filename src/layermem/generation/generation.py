@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from layermem.generation.decoding import Continuation, Decoder, TextStream, processors
-from layermem.generation.prompts import GenerationSettings, Prompt
+from layermem.generation.prompts import Prompt
+from layermem_base.generation_settings import GenerationSettings
 
 
 @dataclass(kw_only=True)

@@ -1,78 +1,14 @@
-"""Prompts and how they are continued: ``GenerationSettings``, texts and JSON lines to token ids.
-
-It imports neither torch nor transformers, so that the command's options are shown at once.
-"""
+"""Prompts: texts and messages of a chat to token ids."""
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from layermem.models.number_ranges import above, at_least, between, check_numbers, number
+from layermem_base.generation_settings import check_text
 
 Messages: TypeAlias = list[dict[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationSettings:
-    """How prompts are continued, under transformers' names."""
-
-    max_new_tokens: int = number(128, at_least(1))
-    """Most tokens of a continuation."""
-    do_sample: bool = False
-    """Draw tokens at random; otherwise each is the most probable one, whatever the model's
-    generation_config.json says."""
-    temperature: float | None = number(None, above(0))
-    """With --do-sample: divides the logits; None: what generation_config.json says, else 1."""
-    top_p: float | None = number(None, between(0, 1))
-    """With --do-sample: draw from the fewest tokens of this probability together; None: what
-    generation_config.json says, else all."""
-    top_k: int | None = number(None, at_least(1))
-    """With --do-sample: draw from so many of the most probable tokens; None: what
-    generation_config.json says, else all."""
-    num_beams: int = number(1, at_least(1))
-    """Beams of a beam search; 1: none."""
-    repetition_penalty: float | None = number(None, above(0))
-    """Divides the scores of tokens that occurred; None: what generation_config.json says, or 1."""
-    seed: int = number(0, at_least(0))
-    """Seed of --do-sample. Each prompt has draws of its own, by this seed and its number."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a continuation, which does not include them."""
-    chat: bool = False
-    """Take a prompt for a user's message, and write it as the tokenizer's chat template does."""
-    batch_size: int = number(16, at_least(1))
-    """Prompts continued at once, of about one length."""
-    cache: Literal["dynamic", "static"] = "dynamic"
-    """transformers' cache: one that grows, or one of a fixed size."""
-    compile: bool = False
-    """Compile the forward of one token; needs --cache static, and compiles for each batch size."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.top_p == 0:
-            raise ValueError("top_p must be above 0, got 0")
-        for text in self.stop:
-            if not text:
-                raise ValueError("a stop text must not be empty")
-            check_text(text, "a stop text")
-        drawing = ("temperature", "top_p", "top_k")
-        given = [name for name in drawing if getattr(self, name) is not None]
-        if given and not self.do_sample:
-            raise ValueError(
-                f"{', '.join(given)} change nothing unless tokens are drawn: add --do-sample, or "
-                "leave them out"
-            )
-        if self.do_sample and self.num_beams > 1:
-            raise ValueError(
-                f"--do-sample and --num-beams {self.num_beams} together are not supported: draws "
-                "of one prompt would depend on its batch; leave one of them out"
-            )
-        if self.compile and self.cache != "static":
-            raise ValueError(
-                "--compile needs --cache static: with a cache that grows, every token would be "
-                "compiled anew"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +33,6 @@ class Prompt:
 def prompts_of_texts(texts: Sequence[str], name: str = "prompt") -> list[Prompt]:
     """Return prompts that were given as texts."""
     return [Prompt(index=i, content=text, where=f"{name} {i + 1}") for i, text in enumerate(texts)]
-
-
-def check_text(text: str, name: str) -> None:
-    """Raise, calling the text ``name``, if it has no UTF-8: tokenizers read nothing else.
-
-    JSON can hold half a surrogate pair; in an argument one stands for a byte that is not UTF-8.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
-            f"{error.start}; correct it or leave it out"
-        ) from error
 
 
 def check_messages(messages: Sequence[Any], where: str) -> None:

@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file, is_peft_available
 
-from layermem.auto_classes import PREFIX
-from layermem.models.configuration import check_dtype, computing_fields
+from layermem.models.configuration import PREFIX, check_dtype, computing_fields
 
 # The model types that from_llama takes: the plain decoder is a LLaMA.
 LLAMA_MODEL_TYPES = ("llama", "layermem_plain")

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from layermem.models.number_ranges import at_least, below, between, check_numbers, number
+from layermem_base.number_ranges import at_least, below, between, check_numbers, number
 
 # Types of fields that may be given as None and are filled in by ``__post_init__``. Type checkers
 # see Any, so that readers of the fields need not check for None.
@@ -35,6 +35,8 @@ LOCAL_HEADS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+PREFIX = "layermem_"
+"""What the model types of our configs begin with."""
 # Share of letters in common from which a name is taken for a misspelt one.
 _NEARLY = 0.85
 

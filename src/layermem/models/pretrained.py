@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from layermem.auto_classes import PREFIX
 from layermem.models.card import TAGS, imports_of, write_card
 from layermem.models.checkpoints import (
     LLAMA_MODEL_TYPES,
@@ -25,7 +24,7 @@ from layermem.models.checkpoints import (
     read_saved_config,
     without_loading_report,
 )
-from layermem.models.configuration import DecoderConfig, check_dtype, computing_fields
+from layermem.models.configuration import PREFIX, DecoderConfig, check_dtype, computing_fields
 from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
 from layermem.models.static_router import StaticRouter

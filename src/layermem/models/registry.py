@@ -1,7 +1,6 @@
 """The registry of variants: ``declare`` makes a variant's model classes, ``lookup`` returns them.
 
-Pairs of variants (``lime+hyper_connections``) are made when they are first looked up, here or by
-the model type of a saved config.
+A variant is declared together with its pairs (``lime+hyper_connections``).
 """
 
 import difflib
@@ -28,13 +27,12 @@ from transformers.modeling_layers import (
 )
 from transformers.models.auto import modeling_auto as tables
 
-from layermem.auto_classes import PREFIX
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.configuration import DecoderConfig, check_dtype
+from layermem.models.configuration import PREFIX, DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder
-from layermem.models.plugins import load_plugins, unknown_name
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Variant
+from layermem_base.plugins import unknown_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +70,8 @@ def declare(
     base: type[PreTrainedDecoder] = PreTrainedDecoder,
 ) -> RegisteredVariant:
     """Make the model classes of a variant and register them, also with transformers' Auto classes.
+
+    Those of its pairs with the variants that are registered are made too.
 
     For ``LimeConfig`` they are ``LimeModel``, ``LimeForCausalLM``,
     ``LimeForSequenceClassification`` and so on, and belong to the module of the config. The
@@ -123,6 +123,11 @@ def declare(
     )
     _register(entry)
     _REGISTERED[name] = entry
+    if not _is_pair(name):
+        # It imports this module.
+        from layermem.models.pairs import declare_pairs
+
+        declare_pairs(name)
     return entry
 
 
@@ -150,9 +155,8 @@ def _register(entry: RegisteredVariant) -> None:
     }
 
 
-def variants() -> list[str]:
+def list_variants() -> list[str]:
     """Return the names of the registered variants, those of plugins too, sorted."""
-    load_plugins()
     return sorted(name for name in _REGISTERED if not _is_pair(name))
 
 
@@ -162,21 +166,18 @@ def lookup(name: str, other_names: Iterable[str] = ()) -> RegisteredVariant:
     The variant that fills the memory seam is named first. ``other_names`` are understood where the
     name was given, and are named beside the variants where it is unknown.
     """
-    if name not in _REGISTERED:
-        load_plugins()
-    if name not in _REGISTERED and _is_pair(name):
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if _is_pair(name):
         # It imports this module.
-        from layermem.models.pairs import declare_pair
+        from layermem.models.pairs import reason_against
 
-        return declare_pair(name)
-    if name not in _REGISTERED:
-        pairs = (
-            ", and pairs A+B of one that changes what attention reads and one that changes the "
-            "residual stream"
-        )
-        known = sorted({*variants(), *other_names})
-        raise unknown_name("variant", name, known, further=pairs)
-    return _REGISTERED[name]
+        raise ValueError(f"{name!r} is no pair: {reason_against(*name.split('+'))}")
+    pairs = (
+        ", and pairs A+B of one that changes what attention reads and one that changes the "
+        "residual stream"
+    )
+    raise unknown_name("variant", name, sorted({*list_variants(), *other_names}), further=pairs)
 
 
 def _is_pair(name: str) -> bool:

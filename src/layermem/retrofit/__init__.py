@@ -1,5 +1,7 @@
 """Layer memory for models that exist: ``attach`` adds it to a model of transformers in place."""
 
+from contextlib import suppress
+
 from layermem.retrofit.adapter import load_routers, save_routers
 from layermem.retrofit.attaching import attach, detach, router_parameters, trainable
 from layermem.retrofit.hosts import HOSTS, Host
@@ -16,3 +18,7 @@ __all__ = [
     "save_routers",
     "trainable",
 ]
+
+# PEFT need not be installed.
+with suppress(ImportError):
+    from layermem.retrofit import peft_adapters as peft_adapters

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from layermem.models.card import ask_for_licence, read_licence
-from layermem.models.files import write_atomically
 from layermem.models.hub import commit_of
 from layermem.models.lineage import FIELD, ROUTERS
 from layermem.models.memories import unadapted_memories
@@ -42,6 +41,7 @@ from layermem.retrofit.attachment import (
     check_same_memory,
     name_memory,
 )
+from layermem_base.files import write_atomically
 
 WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.

@@ -7,24 +7,22 @@
     auto_map       the stub module beside it, which imports layermem or says that it is missing
     vocab_size...  a sentence in place of sizes, so that the host's own class cannot be built of it
 
-``AutoConfig`` returns a config of the host's class with ``layer_memory``; it becomes the file again
-when it is saved. The model itself keeps the host's config.
+``AutoConfig`` returns an ``AttachedConfig``, of which the host's own class cannot be built either.
+The model itself has the host's config.
 """
 
 import copy
 import json
 import os
-import sys
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from layermem.models.configuration import STUB_NAME, DecoderConfig, write_stub
+from layermem.models.configuration import STUB_NAME, write_stub
 
 MODEL_TYPE = "layermem_attached"
 _PREFIX = "Attached"
@@ -34,41 +32,45 @@ _NEEDS_LAYERMEM = "layer memory is attached: pip install layermem, import it, us
 
 
 class AttachedConfig(PreTrainedConfig):
-    """Reads the config of a saved attached model as one of its host's class."""
+    """The config of a host, and how memory is attached to its model."""
 
     model_type = MODEL_TYPE
+    host: Any = None
+    """The config of the host."""
+    layer_memory: dict[str, Any] | None = None
+    """What ``Attachment.describe`` returned."""
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the config of the host's class, with ``layer_memory``."""
-        host_class = CONFIG_MAPPING[config_dict["host_type"]]
+        """Return the config that a config.json holds; ``kwargs`` change the host's."""
+        with_unused = kwargs.pop("return_unused_kwargs", False)
+        architectures = config_dict["architectures"] or ()
         fields = {
             **config_dict["host_config"],
-            "layer_memory": config_dict["layer_memory"],
-            "architectures": config_dict["architectures"],
+            "architectures": [name.removeprefix(_PREFIX) for name in architectures],
             "_commit_hash": config_dict.get("_commit_hash"),
         }
-        return config_class(host_class).from_dict(fields, **kwargs)
+        host_class = CONFIG_MAPPING[config_dict["host_type"]]
+        host, unused = host_class.from_dict(fields, return_unused_kwargs=True, **kwargs)
+        config = cls(host=host, layer_memory=config_dict["layer_memory"])
+        return (config, unused) if with_unused else config
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the config of an attached model has no {name!r}: fields of the host are those of "
+            "config.host, and models with memory are built by Auto classes"
+        )
 
-
-class _HostWithMemory:
-    """What the config of a host's class has beside its own fields, while memory is attached."""
-
-    host_class: ClassVar[type[PreTrainedConfig]]
-    auto_map = DecoderConfig.auto_map
-    layer_memory: dict[str, Any]
+    def get_text_config(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the config of the host's language model."""
+        return self.host.get_text_config(*args, **kwargs)
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Return the content of config.json."""
-        host = host_config(self)
-        fields = json.loads(host.to_json_string(use_diff))
+        fields = json.loads(self.host.to_json_string(use_diff))
         values = {
             "model_type": MODEL_TYPE,
-            "architectures": [_PREFIX + name for name in host.architectures or ()],
+            "architectures": [_PREFIX + name for name in fields.pop("architectures", None) or ()],
             "auto_map": {"AutoConfig": f"{STUB_NAME}.{AttachedConfig.__name__}"},
             # A host's class takes a nested config that has its model_type for its own.
             "host_type": fields.pop("model_type"),
@@ -78,59 +80,32 @@ class _HostWithMemory:
         }
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
-    def __reduce__(self) -> Any:
-        """Pickle by the host's class: a process that unpickles may not have made this one yet."""
-        return _without_fields, (type(self).host_class,), dict(vars(self))
-
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, with the module that ``auto_map`` names."""
         write_stub(Path(save_directory), __name__, [AttachedConfig.__name__])
-        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        super().save_pretrained(save_directory, *args, **kwargs)
 
-
-def config_class(host_class: type[PreTrainedConfig]) -> Any:
-    """Return the class of a host's config with memory; transformers' Auto classes learn of it."""
-    name = _PREFIX + host_class.__name__
-    known = vars(sys.modules[__name__]).get(name)
-    if known is not None and known.host_class is host_class:
-        return known
-    body = {"__module__": __name__, "host_class": host_class}
-    cls = types.new_class(
-        name, (_HostWithMemory, host_class), exec_body=lambda space: space.update(body)
-    )
-    setattr(sys.modules[__name__], name, cls)
-    # It imports this module.
-    from layermem.retrofit.auto_classes import register
-
-    register(cls)
-    return cls
-
-
-def _without_fields(host_class: type[PreTrainedConfig]) -> Any:
-    cls = config_class(host_class)
-    return cls.__new__(cls)
-
-
-def host_config(config: Any) -> Any:
-    """Return the config of the host alone."""
-    host = copy.deepcopy(config)
-    host.__class__ = type(config).host_class
-    del host.layer_memory
-    host.architectures = [name.removeprefix(_PREFIX) for name in host.architectures or ()]
-    return host
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
 
 @contextmanager
-def saved_with_memory(config: PreTrainedConfig, memory: dict[str, Any]) -> Iterator[None]:
+def saved_as_attached(config: PreTrainedConfig, memory: dict[str, Any]) -> Iterator[None]:
     """Let the config of a host be saved as that of an attached model, within the block."""
-    host_class: Any = type(config)
-    whole: Any = config
-    whole.__class__, whole.layer_memory = config_class(host_class), memory
+    host_class = type(config)
+
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
+        host = copy.copy(self)
+        host.__class__ = host_class
+        AttachedConfig(host=host, layer_memory=memory).save_pretrained(*args, **kwargs)
+
+    body = {"save_pretrained": save_pretrained, "__module__": __name__}
+    config.__class__ = type(host_class.__name__, (host_class,), body)
     try:
         yield
     finally:
-        del whole.layer_memory
-        whole.__class__ = host_class
+        config.__class__ = host_class
 
 
 def read_memory(folder: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from layermem.models.lineage import FIELD as LINEAGE
 from layermem.models.static_router import Grain
+from layermem.retrofit.attached_model import swap_back, swap_classes
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
     DEFAULTS,
@@ -37,7 +38,6 @@ from layermem.retrofit.hosts import (
     measure,
 )
 from layermem.retrofit.proof import prove_slices
-from layermem.retrofit.saving import save_as_before, save_with_memory
 from layermem.variants.lime import Lime, LimeConfig, make_router
 
 # Classes of tensors of which each process has a part.
@@ -68,8 +68,9 @@ def attach(
     ``LimeConfig.router`` and ``router_window`` do. With ``shares_kv=False`` keys and values have
     weights of their own (``value_weight``), and ``grain`` says for what a router has a
     number, as ``LimeConfig.router_grain`` does. With ``init="identity"`` the model computes what
-    it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
-    lie that is not in ``layermem.retrofit.HOSTS``.
+    it did: bit for bit in eager float32. Give the whole model, which then saves itself with its
+    memory: a model that holds an attached part does not. ``host`` says where the parts of an
+    architecture lie that is not in ``layermem.retrofit.HOSTS``.
     """
     given = host is not None
     owner, host = find_host(model) if host is None else find_given(model, host)
@@ -136,7 +137,7 @@ def _attach(
         attachment.remove()
         raise
     setattr(owner, ATTRIBUTE, attachment)
-    save_with_memory(model, owner)
+    swap_classes(model, owner)
     _forget_compiled()
 
 
@@ -149,7 +150,7 @@ def detach(model: ModelT) -> ModelT:
         for parameter, before, after in attachment.trained:
             if parameter.requires_grad == after:
                 parameter.requires_grad_(before)
-    save_as_before(model)
+    swap_back(model)
     delattr(attachment.owner, ATTRIBUTE)
     _forget_compiled()
     return model

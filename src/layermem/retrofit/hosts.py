@@ -118,9 +118,11 @@ def find_host(model: nn.Module) -> tuple[nn.Module, Host]:
         return matches[0][1:]
     if matches:
         paths = ", ".join(f"{path} ({type(module).__name__})" for path, module, _ in matches)
+        path, module, host = matches[0]
         raise ValueError(
-            f"{type(model).__name__} has several stacks of layers: {paths}; pass the one to extend "
-            "to attach, as attach(model.encoder)"
+            f"{type(model).__name__} has several stacks of layers: {paths}; name one, as by "
+            f"host=dataclasses.replace(layermem.retrofit.HOSTS[{type(module).__name__!r}], "
+            f"layers={f'{path}.{host.layers}'!r})"
         )
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     raise ValueError(

@@ -23,9 +23,9 @@ from layermem.retrofit.adapter import (
     read_settings,
 )
 from layermem.retrofit.attached_config import read_memory
+from layermem.retrofit.attached_model import check_missing
 from layermem.retrofit.attaching import attach_as_saved
 from layermem.retrofit.attachment import MEMORY, has_memory
-from layermem.retrofit.auto_classes import check_missing
 
 # How the names of routers' weights end in a whole checkpoint.
 _ROUTER_WEIGHTS = tuple(f".{MEMORY}.{name}" for name in APART.values())

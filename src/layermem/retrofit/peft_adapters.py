@@ -9,8 +9,9 @@ config of an adapter that was made on an attached model is saved with a type of 
                    hashes of those that it was made with
 
 Where layermem is imported, such an adapter attaches memory to its base if its routers are part of
-it, and is refused on a bare base otherwise. Importing this module wraps four methods of PEFT; it
-is imported at the end of ``import peft``.
+it, and is refused on a bare base otherwise. Importing this module wraps four methods of PEFT, whose
+own registration (``register_peft_method``) takes no type beyond its enum. ``layermem.retrofit``
+imports it where PEFT is installed.
 """
 
 import functools

@@ -41,7 +41,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import FINITE, at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -55,6 +54,7 @@ from layermem.models.seams import (
     forked_generator,
 )
 from layermem.ops.depth import inverse_rms, mix, score, store
+from layermem_base.number_ranges import FINITE, at_least, number
 
 _SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")
 

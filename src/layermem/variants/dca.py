@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -50,6 +49,7 @@ from layermem.models.seams import (
     forked_generator,
 )
 from layermem.ops.depth import mix, score, store
+from layermem_base.number_ranges import at_least, number
 
 
 @strict

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -35,6 +34,7 @@ from layermem.models.seams import (
     Variant,
 )
 from layermem.ops.depth import mix, store
+from layermem_base.number_ranges import at_least, number
 
 
 @strict

@@ -37,7 +37,6 @@ from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import RotaryEmbedding
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     DependsOnInput,
@@ -50,6 +49,7 @@ from layermem.models.seams import (
 )
 from layermem.ops.depth_attention import mix, score, store
 from layermem.ops.route import Slot
+from layermem_base.number_ranges import at_least, number
 
 
 @strict

@@ -43,7 +43,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import Connection, ParameterOverride, Stream, SubLayer, Variant
 from layermem.models.streams import (
@@ -52,6 +51,7 @@ from layermem.models.streams import (
     StreamsConnection,
     StreamWeights,
 )
+from layermem_base.number_ranges import at_least, number
 
 _EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
 

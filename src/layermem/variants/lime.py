@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.routers import RouterMethods, router_metrics
 from layermem.models.seams import (
@@ -46,6 +45,7 @@ from layermem.models.seams import (
 from layermem.models.sharded_routers import ROUTED_HEADS
 from layermem.models.static_router import Grain, StaticRouter, check_sources
 from layermem.ops.route import Slot, route
+from layermem_base.number_ranges import at_least, number
 
 RECIPE: Mapping[str, Any] = MappingProxyType(
     {"router_shares_kv": False, "router_init": "value_residual", "router_grain": "layer"}

@@ -51,7 +51,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -68,6 +67,7 @@ from layermem.models.streams import (
     StreamWeights,
 )
 from layermem.ops.sinkhorn import sinkhorn
+from layermem_base.number_ranges import at_least, number
 
 _STD = 0.02
 _ROUNDS = 20

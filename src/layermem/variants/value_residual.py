@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import FINITE, at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import Memory, OwnLayerMemory, ParameterOverride, Part, Variant
 from layermem.ops.route import Slot
+from layermem_base.number_ranges import FINITE, at_least, number
 
 
 @strict

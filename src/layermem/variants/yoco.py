@@ -17,9 +17,9 @@ from typing import ClassVar, final
 from huggingface_hub.dataclasses import strict
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import Variant
+from layermem_base.number_ranges import at_least, number
 
 
 @strict

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import Progress
 from torch.nn.utils.rnn import pad_sequence
 
-from layermem.models.files import create_folder, write_atomically
 from layermem.models.memories import active_memories
 from layermem.models.seams import Part, WeightsUnknown
+from layermem_base.files import create_folder, write_atomically
 from layermem_bench.analysis.capture import CapturedBatch, capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import (
     Checkpoint,

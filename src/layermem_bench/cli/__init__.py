@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import layermem
-from layermem.models.number_ranges import check_numbers
-from layermem.models.plugins import add_plugins, load_plugins
+from layermem_base import __version__
+from layermem_base.number_ranges import check_numbers
+from layermem_base.plugins import add_plugins, load_plugins
 from layermem_bench.cli import listing, models, study, train
 from layermem_bench.cli.analyze import Analyze, analyze
 from layermem_bench.cli.costs import Costs, costs
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.write(HELP)
         return
     if args[0] == "--version":
-        sys.stdout.write(f"layermem {layermem.__version__}\n")
+        sys.stdout.write(f"layermem {__version__}\n")
         return
     _check_command(args[0])
     logging.basicConfig(level=logging.INFO, format="%(message)s")

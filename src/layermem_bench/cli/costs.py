@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem.models.number_ranges import at_least, number
+from layermem_base.number_ranges import at_least, number
 from layermem_bench.cli import plan
 from layermem_bench.cli.screen import show
 from layermem_bench.results.costs import MeasuringOptions
@@ -46,7 +46,7 @@ def costs(options: Costs, command: str) -> None:
     if options.gpus is not None:
         plan.plan(options)
         return
-    from layermem.models.files import write_atomically
+    from layermem_base.files import write_atomically
     from layermem_bench.report import cost_tables, figures
     from layermem_bench.results.files import to_json
     from layermem_bench.study.boards import parse_arms

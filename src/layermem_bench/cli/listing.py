@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from layermem.models.number_ranges import at_least, between, number
+from layermem_base.number_ranges import at_least, between, number
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import format_plainly, screen, show
 
@@ -129,7 +129,7 @@ def _variant_names() -> list[str]:
     from layermem_bench.efficiency.variant_facts import read_facts
 
     registry = sys.modules.get("layermem.models.registry")
-    return [row.name for row in read_facts()] if registry is None else registry.variants()
+    return [row.name for row in read_facts()] if registry is None else registry.list_variants()
 
 
 def _variants(options: ListVariants) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from layermem.generation.prompts import GenerationSettings
+from layermem_base.generation_settings import GenerationSettings
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import bars, screen
 

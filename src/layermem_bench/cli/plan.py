@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from layermem.models.number_ranges import SHARE, at_least, number
+from layermem_base.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import screen, show
 from layermem_bench.config.devices import get_device
 from layermem_bench.results.costs import MeasuringOptions

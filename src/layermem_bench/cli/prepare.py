@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from layermem.models.number_ranges import at_least, number
+from layermem_base.number_ranges import at_least, number
 from layermem_bench.cli.starting_run import check_no_share
 from layermem_bench.config.run import Data
 from layermem_bench.config.typed_dicts import check_unused

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from layermem.models.number_ranges import SEED, at_least, number
+from layermem_base.number_ranges import SEED, at_least, number
 from layermem_bench.cli.screen import show, write
 
 logger = logging.getLogger(__name__)

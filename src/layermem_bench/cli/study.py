@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from layermem.models.number_ranges import SHARE, above, at_least, between, number
-from layermem.models.plugins import unknown_name
+from layermem_base.number_ranges import SHARE, above, at_least, between, number
+from layermem_base.plugins import unknown_name
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from layermem.models.number_ranges import SEED, SHARE, at_least, number
+from layermem_base.number_ranges import SEED, SHARE, at_least, number
 from layermem_bench.config.host import VARIANT
 from layermem_bench.config.named_options import merged
 from layermem_bench.config.run import Compute, Data, Host, Optim, Records, Run, Task

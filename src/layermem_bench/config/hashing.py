@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-import layermem
-
-PACKAGE_FOLDERS = (Path(layermem.__file__).parent, Path(__file__).parents[1])
+PACKAGE_FOLDERS = tuple(
+    Path(__file__).parents[2] / name for name in ("layermem", "layermem_base", "layermem_bench")
+)
 """``layermem``, which has the variants, and ``layermem_bench``, which trains and evaluates them."""
 # Of the digest of our code.
 _DIGITS = 12
@@ -27,7 +27,7 @@ def file_digest(path: Path) -> str:
 
 
 def sources_digest() -> str:
-    """Return a digest of our two packages' code, as it is now."""
+    """Return a digest of our packages' code, as it is now."""
     return digest_of_code(PACKAGE_FOLDERS)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from layermem.models.number_ranges import at_least, check_numbers, number
+from layermem_base.number_ranges import at_least, check_numbers, number
 from layermem_bench.config.typed_dicts import check_unused
 
 VARIANT = "host"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from layermem.models.number_ranges import SHARE, at_least, check_numbers, number
+from layermem_base.number_ranges import SHARE, at_least, check_numbers, number
 from layermem_bench.config.typed_dicts import check_unused
 
 # Parts of a config, and fields of a run, that a run on records leaves at their defaults.

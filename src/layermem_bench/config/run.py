@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from layermem.models.number_ranges import (
+from layermem_base.number_ranges import (
     SEED,
     SHARE,
     at_least,

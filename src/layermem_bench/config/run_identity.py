@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from layermem.models.number_ranges import ranges
+from layermem_base.number_ranges import ranges
 from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.typed_dicts import to_dict
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from layermem.models.number_ranges import at_least, check_numbers, number
+from layermem_base.number_ranges import at_least, check_numbers, number
 from layermem_bench.config.named_options import check_options, parse_options
 
 # The largest number that an option may be: of longer sequences, a thousand problems take minutes.

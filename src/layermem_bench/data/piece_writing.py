@@ -15,7 +15,7 @@ from typing import IO, Any, TypeAlias, final
 
 import numpy as np
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.data.pieces import read_piece
 from layermem_bench.data.preparations import SPLITS, Plan, Work, hash_text, tokenizer_digest

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.data.pieces import Piece
 from layermem_bench.data.sources import Source, open_source
 from layermem_bench.data.staging import SUBMITTED, work_path, write_errors

@@ -27,7 +27,7 @@ from typing import IO, Any, cast, final
 
 import zstandard
 
-from layermem.generation.prompts import check_text
+from layermem_base.generation_settings import check_text
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 KINDS = (*JSON_LINES, ".tsv", ".csv", ".parquet")

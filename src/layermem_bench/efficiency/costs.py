@@ -12,7 +12,7 @@ the softmax and embedding look-ups. A training step counts as three forwards.
 
 from typing import get_args
 
-from layermem.models.counting import Additions, Sizes, count_forward_flops, count_parameters
+from layermem_bench.config.counting import Additions, Sizes, count_forward_flops, count_parameters
 from layermem_bench.results.costs import Cost, Counting
 
 COUNTINGS: tuple[Counting, ...] = get_args(Counting)
@@ -29,7 +29,7 @@ def cost(
         raise ValueError(f"counting must be one of {', '.join(COUNTINGS)}, got {counting!r}")
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
-    # layermem.models.counting counts two FLOPs a multiply-add and attention to all keys.
+    # layermem_bench.config.counting counts two FLOPs a multiply-add and attention to all keys.
     total = count_forward_flops(config, variant, tokens)
     attention = total - count_forward_flops(config, variant, 0)
     if counting == "honest":

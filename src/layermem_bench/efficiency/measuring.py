@@ -22,11 +22,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from layermem.models.counting import count_parameters
 from layermem.models.memories import recompute_layers
-from layermem.models.number_ranges import at_least, check_numbers
 from layermem.models.registry import build, lookup
+from layermem_base.number_ranges import at_least, check_numbers
 from layermem_bench.config.compiling import room_to_compile
+from layermem_bench.config.counting import count_parameters
 from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.results.costs import Measurement, Mode, Precision
 from layermem_bench.results.processor import processor_name

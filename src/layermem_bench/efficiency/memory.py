@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from layermem.models.counting import Additions, Sizes, count_linear_weights, count_parameters
-from layermem.models.number_ranges import at_least, check_numbers
+from layermem_base.number_ranges import at_least, check_numbers
+from layermem_bench.config.counting import Additions, Sizes, count_linear_weights, count_parameters
 
 _WIDE = 4
 # Of AdamW, two moments of each parameter.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from layermem.models.counting import Additions, Sizes, count_linear_weights, count_parameters
+from layermem_bench.config.counting import Additions, Sizes, count_linear_weights, count_parameters
 from layermem_bench.config.devices import Device
 from layermem_bench.config.micro_batches import choose_loss_chunk, sequences_at_once
 from layermem_bench.config.run import Run

@@ -5,7 +5,7 @@ Neither torch nor transformers is imported, so that presets are listed at once.
 
 from dataclasses import dataclass
 
-from layermem.models.counting import plain_sizes
+from layermem_bench.config.counting import plain_sizes
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.efficiency.model_sizes import model_sizes

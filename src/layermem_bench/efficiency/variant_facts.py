@@ -87,12 +87,12 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
 
     They are counted, or seen in a narrow model.
     """
-    from layermem.models.counting import count_cached
-    from layermem.models.registry import lookup, variants
+    from layermem.models.registry import list_variants, lookup
     from layermem.models.seams import filled_seams
+    from layermem_bench.config.counting import count_cached
 
     facts = []
-    for name in variants() if names is None else names:
+    for name in list_variants() if names is None else names:
         entry = lookup(name)
         config, plain = entry.config(**sizes), entry.variant.plain_fields
         depth = _count_handed_on(entry, sizes)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import transformers
 
-import layermem
-from layermem.models.files import write_atomically
-from layermem.models.plugins import plugin_digest
+from layermem_base import __version__
+from layermem_base.files import write_atomically
+from layermem_base.plugins import plugin_digest
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config.hashing import sources_digest
 from layermem_bench.evals import Tell, adjust_together, compare_right, share_right
@@ -135,7 +135,7 @@ def _answer(
     identity = checkpoint_digest(checkpoint)
     versions = {
         "lm_eval": lm_eval.__version__,
-        "layermem": layermem.__version__,
+        "layermem": __version__,
         "sources": sources_digest(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -20,12 +20,13 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
-import layermem
 from layermem.generation.decoding import Continuation
 from layermem.generation.generation import TextGenerator
-from layermem.generation.prompts import GenerationSettings, Prompt, check_messages, digest
-from layermem.models.files import write_atomically
-from layermem.models.plugins import plugin_digest
+from layermem.generation.prompts import Prompt, check_messages, digest
+from layermem_base import __version__
+from layermem_base.files import write_atomically
+from layermem_base.generation_settings import GenerationSettings
+from layermem_base.plugins import plugin_digest
 from layermem_bench.config.hashing import sources_digest
 from layermem_bench.data.records import json_lines
 
@@ -44,7 +45,7 @@ def describe(
         "prompts": {"count": len(prompts), "sha256": digest(prompts)},
         "settings": asdict(settings),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
-        "layermem": layermem.__version__,
+        "layermem": __version__,
         "sources": sources_digest(),
         "plugins": plugin_digest(),
         "torch": torch.__version__,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layermem.models.files import create_folder, write_atomically
+from layermem_base.files import create_folder, write_atomically
 from layermem_bench.analysis.checkpoints import open_checkpoints
 from layermem_bench.config.run import Run
 from layermem_bench.evals import Tell

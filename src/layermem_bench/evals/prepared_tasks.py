@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.evals.task_catalog import Definition, EvalTask, chosen_tasks, examples_split
 from layermem_bench.evals.task_records import Doc, Files, expected_file, find_records, read_docs
 from layermem_bench.results.eval import EvalOptions

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.measuring import (
     ModelSpec,

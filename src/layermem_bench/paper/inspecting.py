@@ -272,7 +272,7 @@ def _model_of(record: RunRecord, *, trained: bool) -> Any:
 
 def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
     """Return the analysis of two runs: that which is there, else a new one."""
-    from layermem.models.plugins import plugin_digest
+    from layermem_base.plugins import plugin_digest
     from layermem_bench.analysis.analyze import analyze
     from layermem_bench.analysis.checkpoints import open_checkpoints
     from layermem_bench.config.hashing import sources_digest

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.results.study import RunRecord, StudyResult
 
 SUFFIXES = (".parquet", ".csv")

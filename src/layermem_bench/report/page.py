@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from layermem.models.number_ranges import above, at_least, check_numbers, number
+from layermem_base.number_ranges import above, at_least, check_numbers, number
 
 Representation = Literal["hidden", "routed"]
 Probe = Literal["paper", "converged"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from layermem.models.number_ranges import at_least, number
+from layermem_base.number_ranges import at_least, number
 
 Counting = Literal["honest", "paper"]
 Mode = Literal["eager", "default", "reduce-overhead"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from layermem.models.number_ranges import at_least, number
+from layermem_base.number_ranges import at_least, number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Run, run_from_dict
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
+from layermem.models.registry import BUILT_WITH, check_names, list_variants, lookup
 from layermem_bench.config.run import Model, Run, merged
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
@@ -26,7 +26,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     depth, arm = 0, ""
-    for name in VARIANTS.keys() & {*variants()}:
+    for name in VARIANTS.keys() & {*list_variants()}:
         raise ValueError(
             f"a plugin's variant is called {name}, which stands for {VARIANTS[name]} with the "
             "fields of layermem.RECIPE here: give the variant another name"
@@ -40,7 +40,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
             raise ValueError(f"{arm.strip()} is named twice in {names!r}: name an arm once")
         variant, *options = with_recipe(*arm.strip().split(":"))
         if variant == "all" and not options:
-            arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
+            arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *list_variants()))}
         else:
             fields = Model(options=tuple(options)).variant_fields()
             check_names(lookup(variant, VARIANTS), fields.keys() - BUILT_WITH)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.efficiency.measuring import describe_machine
 from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.results.files import to_json

@@ -14,9 +14,9 @@ from huggingface_hub.errors import StrictDataclassError
 from rich.console import Console
 from rich.progress import Progress
 
-from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.registry import lookup
 from layermem_bench import presets
+from layermem_bench.config.counting import count_cached, count_parameters, count_read
 from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.costs import COUNTINGS, cost

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from layermem.models.files import write_atomically
-from layermem.models.number_ranges import at_least, check_numbers, number
+from layermem_base.files import write_atomically
+from layermem_base.number_ranges import at_least, check_numbers, number
 from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Compute, Host, Optim, Records, Run, to_dict
 from layermem_bench.study.definition import Arm, Board, Study

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from layermem.models.files import create_folder
+from layermem_base.files import create_folder
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import ERRORS, RunFolder
 from layermem_bench.results.study import LOSS

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layermem.models.counting import count_parameters
 from layermem.models.registry import lookup
+from layermem_bench.config.counting import count_parameters
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.results.study import (

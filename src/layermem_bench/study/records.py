@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from layermem.models.files import check_no_file
+from layermem_base.files import check_no_file
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.results.files import read_result

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import identity

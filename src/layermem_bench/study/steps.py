@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.micro_batches import choose_loss_chunk
 from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.config.run import Run

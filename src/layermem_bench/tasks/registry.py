@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from layermem.models.plugins import load_plugins, unknown_name
+from layermem_base.plugins import load_plugins, unknown_name
 from layermem_bench.config.run import Task, checked
 from layermem_bench.tasks import arithmetic, chains, mqar, prosqa
 from layermem_bench.tasks.problems import (

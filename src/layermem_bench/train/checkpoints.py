@@ -42,7 +42,7 @@ _IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 # Fields of a model's config that do not change what the model computes, and the tokenizer's ids;
 # memory that is attached to it is the run's.
 _IGNORED_MODEL_FIELDS = {
-    *(FIELD, "layer_memory", "architectures", "dtype", "transformers_version", "use_cache"),
+    *(FIELD, "architectures", "dtype", "transformers_version", "use_cache"),
     *("_name_or_path", "bos_token_id", "eos_token_id", "pad_token_id"),
 }
 
@@ -191,9 +191,10 @@ def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrained
     """Raise unless a checkpoint came from this run, its data and a model with this config."""
     recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
     _check_run_and_data(checkpoint, recorded, origin)
+    saved = AutoConfig.from_pretrained(checkpoint)
     before, now = (
         {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
-        for c in (AutoConfig.from_pretrained(checkpoint), config)
+        for c in (getattr(saved, "host", saved), config)
     )
     changes = [(name, before.get(name), now[name]) for name in now]
     if changes := [change for change in changes if change[1] != change[2]]:

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from layermem.models.checkpoints import check_path, naming_source, without_loading_report
 from layermem.models.hub import find_commit, set_commit
 from layermem.retrofit import attach, loading, trainable
+from layermem.retrofit.attached_config import AttachedConfig
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
 from layermem.retrofit.attachment import DEFAULTS, has_memory
 from layermem_bench.config.run import Host, Run
@@ -34,7 +35,9 @@ def load_host_config(run: Run) -> Any:
     file = run.records.from_config
     if file is None:
         check_path(str(run.host.model))
-        return AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
+        config = AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
+        # That of an attached model has its host's.
+        return getattr(config, "host", config)
     try:
         fields = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -98,6 +101,8 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
         model: Any = auto_class.from_config(**options)
     elif has_memory:
         _check_same_memory(location, host)
+        memory = loading.saved_memory(location)
+        options["config"] = AttachedConfig(host=config, layer_memory=memory)
         model, missing = loading.load_reporting(location, auto_class=whole, **options)
     else:
         commit = find_commit(location, revision=host.revision)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.counting import count_forward_flops
 from layermem.models.routers import router_metrics
 from layermem.models.static_router import StaticRouter
+from layermem_bench.config.counting import count_forward_flops
 from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
 

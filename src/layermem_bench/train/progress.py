@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from transformers import TrainerCallback
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.results.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

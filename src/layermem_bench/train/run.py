@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import TrainingArguments, set_seed
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.analysis.earlier_stages import (
     Lineage,
     check_earlier_stages,

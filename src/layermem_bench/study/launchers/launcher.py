@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from layermem.models.number_ranges import above, at_least, number
+from layermem_base.number_ranges import above, at_least, number
 
 if TYPE_CHECKING:
     from layermem_bench.config.run import Run

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import yaml
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results.run_folder import ERRORS, RunFolder
 from layermem_bench.study.launchers.launcher import Launching

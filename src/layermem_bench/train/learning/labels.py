@@ -14,7 +14,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.run import Records, Run
 from layermem_bench.data.labelled_records import (
     FieldNames,

@@ -20,7 +20,7 @@ from typing import Any, final
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
-from layermem.models.files import write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Records, Run
 from layermem_bench.data.labelled_records import split_records

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from layermem.models.card import imports_of
 from layermem.models.configuration import DecoderConfig
-from layermem.models.files import write_atomically
 from layermem.models.registry import lookup
+from layermem_base.files import write_atomically
 from layermem_bench.config.run import Data, Run, Task
 from layermem_bench.data.blocks import Blocks, MixedBlocks
 from layermem_bench.data.preparing import prepare

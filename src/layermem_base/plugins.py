@@ -27,7 +27,7 @@ GROUP = "layermem.plugins"
 VARIABLE = "LAYERMEM_PLUGINS"
 """Environment variable of further modules or files, separated as the system separates paths."""
 _LOADED: set[str] = set()
-_OWN = {Path(__file__).parents[1].with_name(name) for name in ("layermem", "layermem_bench")}
+_OWN = {Path(__file__).parent.with_name(f"layermem{part}") for part in ("", "_base", "_bench")}
 
 
 class PluginMissingError(ValueError):

@@ -1,0 +1,208 @@
+"""``AttachedModel``: the class of a model with attached memory, which saves it; and its loading.
+
+``attach`` gives each model of transformers that runs the layers, or holds the one that does, a
+subclass of its own class, of the same name. The Auto classes open what was saved: they build a
+model of this subclass, which attaches memory before weights are read. Routers are then parameters
+like any others: in the precision of the checkpoint, on its devices, of its shards.
+"""
+
+import copy
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
+
+from layermem.models.card import TAGS, origin_of, write_card
+from layermem.retrofit.attached_config import AttachedConfig, saved_as_attached
+from layermem.retrofit.attachment import (
+    MEMORY,
+    attachment_of,
+    has_memory,
+    name_memory,
+    owner_path,
+)
+
+# Where the config of a host has its memory while a model is built of it.
+_MEMORY = "layer_memory"
+# Keywords by which transformers shards a model while it is loaded.
+_SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
+
+
+# For type checkers: methods are called of the host's class, which comes after this one.
+_Host: Any = object
+
+
+class AttachedModel(_Host):
+    """What the class of an attached model has beside its host's."""
+
+    host_class: ClassVar[type[PreTrainedModel]]
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        memory = vars(config).pop(_MEMORY, None)
+        super().__init__(config, *args, **kwargs)
+        if memory is not None:
+            # It imports this module.
+            from layermem.retrofit.attaching import attach_as_saved
+
+            attach_as_saved(self, memory)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by the host's class: this one is an attribute of no module."""
+        return _new, (self.host_class,), self.__getstate__()
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save the model as its host's class does; its routers are among its weights."""
+        if not has_memory(self):
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        if getattr(self, "_hf_peft_config_loaded", False):
+            return self._save_adapter(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", not args or args[0]):
+            _write_card(save_directory, self)
+        # A model may have two stacks of one class.
+        memory = {**attachment_of(self).describe(), "path": owner_path(self)}
+        with saved_as_attached(self.config, memory):
+            return super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _save_adapter(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save the adapter that transformers holds for the model, which is all that it saves."""
+        # Only here: PEFT need not be installed.
+        from layermem.retrofit.peft_adapters import mark
+
+        if kwargs.get("push_to_hub"):
+            raise ValueError("an adapter of an attached model is saved first, then uploaded")
+        result = super().save_pretrained(save_directory, *args, **kwargs)
+        (name,) = self.active_adapters()
+        mark(self, Path(save_directory), name)
+        return result
+
+
+@cache
+def attached_class(host_class: Any) -> Any:
+    """Return the class of the attached models of a host's class."""
+    body = {"host_class": host_class, "__module__": host_class.__module__}
+    return type(host_class.__name__, (AttachedModel, host_class), body)
+
+
+def _new(host_class: Any) -> Any:
+    cls = attached_class(host_class)
+    return cls.__new__(cls)
+
+
+def swap_classes(model: nn.Module, owner: nn.Module) -> None:
+    """Let every model of transformers in ``model`` that holds ``owner`` be saved with memory."""
+    for module in model.modules():
+        host_class: Any = type(module)
+        is_host = issubclass(host_class, PreTrainedModel)
+        if is_host and not issubclass(host_class, AttachedModel) and owner in set(module.modules()):
+            module.__class__ = attached_class(host_class)
+
+
+def swap_back(model: nn.Module) -> None:
+    """Undo ``swap_classes``; a class that was derived since (FSDP2) stays, without memory."""
+    for module in model.modules():
+        host_class: Any = getattr(module, "host_class", None)
+        if isinstance(module, AttachedModel) and type(module) is attached_class(host_class):
+            module.__class__ = host_class
+
+
+def _write_card(folder: Any, model: PreTrainedModel) -> None:
+    name, auto = type(model).__name__, _auto_class_of(model)
+    write_card(
+        folder,
+        model,
+        title=f"{Path(origin_of(model)).name or name} with layer memory",
+        description=f"A `{name}` with attached layer memory "
+        f"({name_memory(attachment_of(model).describe())})",
+        tags=[*TAGS, "layer-memory"],
+        code="from layermem.retrofit import load_attached\n"
+        f"from transformers import {auto}\n\n"
+        f'model = load_attached("this-folder", auto_class={auto})',
+    )
+
+
+def _auto_class_of(model: Any) -> str:
+    """Return the name of the Auto class that loads a model as what it is."""
+    names = {
+        auto.__name__
+        for auto in _auto_classes()
+        if type(model.config) in auto._model_mapping
+        and auto.__name__ != "AutoModelForPreTraining"
+        and _get_model_class(model.config, auto._model_mapping) is model.host_class
+    }
+    usual = "AutoModelForCausalLM"
+    return min(names, key=lambda name: (name != usual, name), default=usual)
+
+
+def _auto_classes() -> Iterator[Any]:
+    for auto in vars(modeling_auto).values():
+        is_auto = isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)
+        if is_auto and auto._model_mapping is not None:
+            yield auto
+
+
+class _SavedModels:
+    """Stands for attached models in the table of one Auto class."""
+
+    config_class = AttachedConfig
+    auto_class: ClassVar[Any]
+
+    @classmethod
+    def from_pretrained(
+        cls, name: Any, *args: Any, config: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load a saved attached model; who asks for ``output_loading_info`` sees what it lacks."""
+        if sharded := [key for key in _SHARDED if kwargs.get(key) is not None]:
+            raise ValueError(
+                f"{sharded[0]}= cannot be given for a model with layer memory: its routers read "
+                "all heads; load it whole"
+            )
+        model_class, host = cls._host_of(config)
+        model, info = model_class.from_pretrained(
+            name, *args, config=host, output_loading_info=True, **kwargs
+        )
+        if output_loading_info:
+            return model, info
+        check_missing(model, info["missing_keys"], name)
+        return model
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        """Build an attached model with new weights."""
+        model_class, host = cls._host_of(config)
+        return model_class._from_config(host, **kwargs)
+
+    @classmethod
+    def _host_of(cls, config: Any) -> tuple[Any, Any]:
+        """Return the class of the attached models, and the config of the host with its memory."""
+        host, table = copy.deepcopy(config.host), cls.auto_class._model_mapping
+        if type(host) not in table:
+            raise ValueError(f"{cls.auto_class.__name__} opens no model of type {host.model_type}")
+        model_class: Any = _get_model_class(host, table)
+        # Of a model of text and images, some Auto classes load the text model alone.
+        if model_class.config_class is host.sub_configs.get("text_config"):
+            host = host.get_text_config()
+        setattr(host, _MEMORY, config.layer_memory)
+        return attached_class(model_class), host
+
+
+def check_missing(model: nn.Module, names: Any, location: Any) -> None:
+    """Raise if weights of layers or routers are missing: their random values would be another's."""
+    path = owner_path(model)
+    prefix = f"{path}." if path else ""
+    # Encoders have their embeddings outside of the module that runs the layers.
+    parts = (f".{MEMORY}.", ".embeddings.")
+    lost = sorted(n for n in names if n.startswith(prefix) or any(p in f".{n}" for p in parts))
+    if lost:
+        raise ValueError(
+            f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "
+            "damaged, or of another architecture than its config.json says"
+        )
+
+
+for _auto in _auto_classes():
+    _auto.register(AttachedConfig, type("AttachedModels", (_SavedModels,), {"auto_class": _auto}))
