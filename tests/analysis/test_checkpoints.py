@@ -24,6 +24,7 @@ from layermem_bench.analysis.earlier_stages import (
     write_lineage,
 )
 from layermem_bench.config.run import Task
+from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.tasks.registry import get_task
 from layermem_bench.train.run import train
@@ -198,7 +199,7 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
     config = transformers.LlamaConfig(**TINY)
     if task in ("of others", "taught"):
         base = {"before": "org/base"} if task == "of others" else {"taught_by": ("org/base",)}
-        write_lineage(config, Lineage(**base, stages=(stage_of(a_run(tmp_path), ()),)))
+        write_lineage(config, Lineage(**base, stages=(stage_of(a_run(tmp_path), Sketch()),)))
     config.save_pretrained(tmp_path)
     lineage = checkpoints._lineage_of(tmp_path)
     checkpoint = Checkpoint(
@@ -222,12 +223,13 @@ def test_a_converted_model_is_read_as_its_source(source, run, tmp_path):
         delattr(config, FIELD)
     elif source == "arithmetic":
         trained = a_run(tmp_path, task=Task(name="arithmetic"))
-        write_lineage(config, Lineage(stages=(stage_of(trained, ()),)))
+        write_lineage(config, Lineage(stages=(stage_of(trained, Sketch()),)))
     else:
         isolated = a_run(tmp_path, data={"isolate_documents": True, "block_size": 24})
-        write_lineage(config, Lineage(stages=(stage_of(isolated, ()),)))
+        write_lineage(config, Lineage(stages=(stage_of(isolated, Sketch()),)))
     config.save_pretrained(start)
-    write_conversion(config, str(start), "text.txt")
+    (tmp_path / "text.txt").write_text("text")
+    write_conversion(config, str(start), str(tmp_path / "text.txt"))
     config.save_pretrained(half)
     one, other = checkpoints.open_checkpoints([str(start), str(half)])
     assert (one.text, one.goes_on, one.predecessor) == (
@@ -245,7 +247,7 @@ def test_a_model_and_what_was_made_from_it_are_read_alike(run, tmp_path):
     base, tuned = (shutil.copytree(run / "final", tmp_path / name) for name in ("base", "tuned"))
     for folder, lineage in (
         (base, Lineage()),
-        (tuned, Lineage(before="base", stages=(stage_of(a_run(tmp_path), ()),))),
+        (tuned, Lineage(before="base", stages=(stage_of(a_run(tmp_path), Sketch()),))),
     ):
         tokenizer.save_pretrained(folder)
         config = transformers.AutoConfig.from_pretrained(folder)

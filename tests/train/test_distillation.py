@@ -136,6 +136,7 @@ def test_another_teacher_under_its_path_is_refused(whole, teacher, tmp_path, mon
 
 
 def test_what_a_teacher_has_learnt_is_not_held_out(tmp_path, place, teacher):
+    (tmp_path / "words.jsonl").write_text('{"text": "other"}\n' * 30)
     source = place / "words.jsonl"
     held = a_run(tmp_path, teacher=Teacher(model=teacher), data={"validation": str(source)})
     with pytest.raises(ValueError, match="which this run learns from, was trained by run"):

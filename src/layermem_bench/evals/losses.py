@@ -11,8 +11,8 @@ from pathlib import Path
 
 from layermem_bench.analysis.ablation import weight_groups, without
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
-from layermem_bench.analysis.earlier_stages import read_lineage, stages_on
-from layermem_bench.config.run import Data
+from layermem_bench.analysis.earlier_stages import has_learnt, read_lineage
+from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.evals import Tell, adjust
 from layermem_bench.evals.perplexity import Perplexity, check_context, longest_context, perplexity
@@ -89,7 +89,7 @@ def prepare_losses(
     """Return what measures the losses, by options that ``settle_windows`` returned."""
 
     # Read before any model is measured: a damaged lineage is an error.
-    learnt = "".join(f" {sentence}" for sentence in _trained_on(opened, texts, options.field))
+    learnt = "".join(f" {sentence}" for sentence in _trained_on(opened, texts, options))
     if learnt:
         logger.warning("%s", learnt.strip())
 
@@ -279,12 +279,14 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
     )
 
 
-def _trained_on(opened: Sequence[Checkpoint], texts: Sequence[str], field: str) -> Iterator[str]:
+def _trained_on(
+    opened: Sequence[Checkpoint], texts: Sequence[str], options: EvalOptions
+) -> Iterator[str]:
     """Yield a sentence for each text that some of the models were trained on."""
     lineages = {each.name: read_lineage(each.location) for each in opened}
     for text in texts:
-        data = Data(source=text, text_field=field)
-        models = [name for name, lineage in lineages.items() if stages_on(lineage, data)]
+        documents = Sketch.of(_read_documents([text], options))
+        models = [name for name, lineage in lineages.items() if has_learnt(lineage, documents)]
         if models:
             yield (
                 f"{', '.join(models)} learnt from {text}: of documents that a model was trained "

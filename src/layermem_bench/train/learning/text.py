@@ -22,6 +22,7 @@ from layermem.models.files import write_atomically
 from layermem.models.registry import lookup
 from layermem_bench.config.run import Run, Task
 from layermem_bench.data.blocks import Blocks, MixedBlocks
+from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.preparing import prepare
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
@@ -252,7 +253,20 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
     train += train[: task.repeated] * (task.repeats - 1)
     datasets = ProblemDataset(train, tokenizer), ProblemDataset(validation, tokenizer)
     registry.check_tokenizer(definition, tokenizer, validation)
+    datasets[0].documents = _problems_of_files(task, train=task.examples)
+    datasets[1].documents = _problems_of_files(task, validation=task.validation, test=task.test)
     return datasets
+
+
+def _problems_of_files(task: Task, **counts: int) -> Sketch:
+    """Return the prompts of the splits that options name files for; others are drawn."""
+    definition, fields = registry.get_task(str(task.name)), task.fields()
+    return Sketch.of(
+        problem.prompt
+        for split, count in counts.items()
+        if isinstance(fields.get(split), str)
+        for problem in definition.problems(split, count, task.seed, **fields)
+    )
 
 
 def _usage(run: Run, prompt: str) -> str:
