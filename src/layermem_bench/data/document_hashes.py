@@ -5,7 +5,6 @@ other words, or that is cut into other documents (a line for each in place of a 
 """
 
 import base64
-from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, TypeAlias, final
@@ -41,35 +40,31 @@ class Sketch:
     What is in no sketch is never taken for a copy, but for equal hashes (n / 2^64).
     """
 
-    def __init__(self, hashes: Hashes | tuple[()] = ()) -> None:
-        self._hashes, self._added = np.array(hashes, "<u8"), array("Q")
+    def __init__(self, hashes: Iterable[int] = ()) -> None:
+        self._hashes: set[int] = set()
+        for number in hashes:
+            self.add(number)
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Sketch":
         """Return the sketch of some texts."""
-        sketch = cls()
-        for text in texts:
-            sketch.add(hash_text(text))
-        return sketch
+        return cls(map(hash_text, texts))
 
     @classmethod
     def merged(cls, sketches: Iterable["Sketch"]) -> "Sketch":
         """Return the sketch of the documents of several."""
-        merged = cls()
-        for sketch in sketches:
-            merged = cls(_smallest(merged.hashes, sketch.hashes))
-        return merged
+        return cls(number for sketch in sketches for number in sketch.hashes.tolist())
 
     def add(self, number: int) -> None:
         """Add the hash of a document."""
-        self._added.append(number)
-        if len(self._added) >= SIZE:
-            self._hashes, self._added = self.hashes, array("Q")
+        self._hashes.add(number)
+        if len(self._hashes) == 2 * SIZE:
+            self._hashes = set(self.hashes.tolist())
 
     @property
     def hashes(self) -> Hashes:
         """The hashes, sorted."""
-        return _smallest(self._hashes, np.array(self._added, "<u8"))
+        return np.array(sorted(self._hashes)[:SIZE], "<u8")
 
     def copies_in(self, learnt: "Sketch") -> bool:
         """Return whether more than ``COPIES`` of these documents are among those of another text:
@@ -86,8 +81,4 @@ class Sketch:
     @classmethod
     def from_text(cls, text: str) -> "Sketch":
         """Return the sketch that ``to_text`` wrote."""
-        return cls(np.frombuffer(base64.b64decode(text), "<u8"))
-
-
-def _smallest(*hashes: Hashes) -> Hashes:
-    return np.unique(np.concatenate(hashes))[:SIZE]
+        return cls(np.frombuffer(base64.b64decode(text), "<u8").tolist())

@@ -1,6 +1,5 @@
 """Losses of checkpoints on the same documents, and their differences document by document."""
 
-import hashlib
 import itertools
 import logging
 import math
@@ -12,7 +11,7 @@ from pathlib import Path
 from layermem_bench.analysis.ablation import weight_groups, without
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.analysis.earlier_stages import has_learnt, read_lineage
-from layermem_bench.data.document_hashes import Sketch
+from layermem_bench.data.document_hashes import Sketch, hash_text
 from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.evals import Tell, adjust
 from layermem_bench.evals.perplexity import Perplexity, check_context, longest_context, perplexity
@@ -140,11 +139,11 @@ def prepare_losses(
 def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
     """Yield the documents that are not empty, as training reads them: long ones in parts; of each
     text as many as the limit says. Copies would count as further documents, and are left out."""
-    seen: set[bytes] = set()
+    seen: set[int] = set()
 
     def distinct(documents: Iterable[str]) -> Iterator[str]:
         for document in documents:
-            digest = hashlib.sha256(document.strip().encode(errors="surrogatepass")).digest()[:16]
+            digest = hash_text(document)
             if document and digest not in seen:
                 seen.add(digest)
                 yield document
@@ -284,7 +283,8 @@ def _trained_on(
 ) -> Iterator[str]:
     """Yield a sentence for each text that some of the models were trained on."""
     lineages = {each.name: read_lineage(each.location) for each in opened}
-    for text in texts:
+    # Of models of others nothing is known, and no text is read for it.
+    for text in texts if any(lineage.stages for lineage in lineages.values()) else ():
         documents = Sketch.of(_read_documents([text], options))
         models = [name for name, lineage in lineages.items() if has_learnt(lineage, documents)]
         if models:
