@@ -103,8 +103,9 @@ def write_conversion(config: Any, source: str, text: str) -> None:
 
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
     """Return the lineage of a saved model; see ``read_lineage_fields`` for what is refused."""
+    fields = read_lineage_fields(location, revision) or {}
     try:
-        return _from_fields(read_lineage_fields(location, revision) or {}, str(location))
+        return _from_fields(fields, str(location))
     except (ValueError, TypeError) as error:
         raise damaged(location, error) from error
 

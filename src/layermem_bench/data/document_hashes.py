@@ -25,11 +25,6 @@ def hash_text(text: str) -> int:
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest(), "little")
 
 
-def hashes_of(texts: Iterable[str]) -> Hashes:
-    """Return the hashes of texts."""
-    return np.unique(np.fromiter(map(hash_text, texts), "<u8"))
-
-
 @final
 class Sketch:
     """The ``SIZE`` smallest hashes of documents, by which others are looked up later.

@@ -19,7 +19,7 @@ import numpy as np
 
 from layermem_bench.config.run import Data
 from layermem_bench.data.blocks import Prepared
-from layermem_bench.data.document_hashes import Hashes, hashes_of
+from layermem_bench.data.document_hashes import Hashes, hash_text
 from layermem_bench.data.local_workers import make_locally
 from layermem_bench.data.pieces import divide, is_held_out, read_piece
 from layermem_bench.data.preparations import (
@@ -43,9 +43,6 @@ Make: TypeAlias = Callable[[Work, Plan, Any], bool]
 Opened: TypeAlias = tuple[Source, dict[str, Any], str]
 # A change of the tokens that are written takes another number, so that nothing older is found.
 _VERSION = 4
-# A change of what lies beside the tokens takes another end of the folder's name: the digest before
-# it is that of recorded runs.
-_LAYOUT = "-2"
 
 
 def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
@@ -87,7 +84,8 @@ def is_prepared(config: Data, name: str) -> bool:
 
 
 def _folder(config: Data, name: str) -> Path:
-    return cache_folder(config.cache) / (name + _LAYOUT)
+    # What lies beside the tokens has its own version; the digest before it is that of records.
+    return cache_folder(config.cache) / f"{name}-2"
 
 
 def _name(config: Data, sources: Sequence[Opened], tokenizer: Any) -> str:
@@ -200,10 +198,11 @@ def _hashes_held_out(plan: Plan) -> Hashes:
     learnt = plan.open(0)
     is_streamed = isinstance(learnt, HubDataset) and learnt.streaming
     shares = [0.0 if is_streamed else plan.share, 1.0]
-    return hashes_of(
-        text
+    hashes = (
+        hash_text(text)
         for piece in plan.pieces
         if shares[piece["source"]]
         for text, first in read_piece(plan.open(piece["source"]), piece)
         if text and is_held_out(first, shares[piece["source"]])
     )
+    return np.unique(np.fromiter(hashes, "<u8"))
