@@ -35,6 +35,7 @@ from layermem.generation.prompts import (
 from layermem.models.registry import lookup
 from layermem_bench.analysis.earlier_stages import Lineage, stage_of, write_lineage
 from layermem_bench.cli import main
+from layermem_bench.data.document_hashes import Sketch
 
 TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
 
@@ -374,7 +375,7 @@ def test_texts_longer_than_those_of_training_are_named(new, warns, folder, tmp_p
     """Blocks of eight tokens, four of which are the prompt's; of a model of others nothing is known
     of its texts."""
     config = AutoConfig.from_pretrained(folder)
-    stage = stage_of(a_run(tmp_path, data={"block_size": 8}), ())
+    stage = stage_of(a_run(tmp_path, data={"block_size": 8}), Sketch())
     write_lineage(config, Lineage(stages=(stage,)))
     config.save_pretrained(folder)
     main(["models", "generate", str(folder), "a b c a", "--max-new-tokens", str(new)])
