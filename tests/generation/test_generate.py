@@ -331,6 +331,14 @@ def test_what_cannot_be_asked_for_is_refused(asked, message, folder, capsys):
     assert message in f"{shown} {left.value}"
 
 
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
+def test_nan_is_no_score(options, tokenizer):
+    model = make_model("lime")
+    model.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        run(model, tokenizer, TEXTS[:1], **options)
+
+
 def test_models_that_cannot_answer_are_refused(folder, tmp_path, tokenizer):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
