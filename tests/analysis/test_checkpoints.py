@@ -22,6 +22,7 @@ from layermem_bench.analysis.earlier_stages import (
     write_lineage,
 )
 from layermem_bench.config.run import Task
+from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.tasks.registry import get_task
 from layermem_bench.train.run import train
@@ -193,7 +194,7 @@ def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, ex
         run = a_run(tmp_path, task=Task(name=task))
     config = transformers.LlamaConfig(**TINY)
     if task == "of others":
-        stages = (stage_of(a_run(tmp_path), ()),)
+        stages = (stage_of(a_run(tmp_path), Sketch()),)
         write_lineage(config, Lineage(before="org/base", stages=stages))
     config.save_pretrained(tmp_path)
     lineage = checkpoints._lineage_of(tmp_path)
@@ -216,7 +217,7 @@ def test_a_model_and_what_was_made_from_it_are_read_alike(run, tmp_path):
     base, tuned = (shutil.copytree(run / "final", tmp_path / name) for name in ("base", "tuned"))
     for folder, lineage in (
         (base, Lineage()),
-        (tuned, Lineage(before="base", stages=(stage_of(a_run(tmp_path), ()),))),
+        (tuned, Lineage(before="base", stages=(stage_of(a_run(tmp_path), Sketch()),))),
     ):
         tokenizer.save_pretrained(folder)
         config = transformers.AutoConfig.from_pretrained(folder)

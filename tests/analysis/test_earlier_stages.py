@@ -1,8 +1,10 @@
 """What a run holds out must not be what the stages before it were trained on."""
 
 import json
+import lzma
 import shutil
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
@@ -11,12 +13,11 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.convert.converting import convert
-from layermem.models.lineage import FIELD
+from layermem.models.lineage import FIELD, sealed
 from layermem.retrofit import attach, load_attached, save_routers
 from layermem_bench.analysis.earlier_stages import (
     Lineage,
     check_earlier_stages,
-    content_of,
     read_lineage,
     stage_of,
     write_lineage,
@@ -24,18 +25,26 @@ from layermem_bench.analysis.earlier_stages import (
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
 from layermem_bench.config.run import Data, Model, Run, Task
+from layermem_bench.data import sources
+from layermem_bench.data.document_hashes import SIZE, Sketch
+from layermem_bench.data.preparing import prepare
+from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.tasks import prosqa
+from layermem_bench.train.learning import prepare_learning
+from layermem_bench.train.learning.text import build_problem_datasets
 from layermem_bench.train.run import train
 
 TEXT = Run(preset="p", data=Data(source="books.jsonl", validation_share=0.1))
 SUMS = Run(preset="p", task=Task(name="arithmetic", options=("operands=3", "held_out=strict")))
+NONE = Sketch()
 
 
-def saved(folder, *runs, before=None):
+def saved(folder, *runs, before=None, documents=NONE):
     """Write the config of a model that these runs have trained, and return its folder."""
     config, lineage = LlamaConfig(), Lineage(before=before)
     for run in runs:
-        lineage = lineage.followed_by(stage_of(run, content_of(run)))
+        lineage = lineage.followed_by(stage_of(run, documents))
     write_lineage(config, lineage)
     config.save_pretrained(folder)
     return folder
@@ -71,186 +80,152 @@ def with_options(run, *options):
         (SUMS, with_options(SUMS, "operands=5", "held_out=strict"), None),
         (replace(SUMS, task=Task(name="mqar")), SUMS, None),
         (TEXT, SUMS, None),
-        (
-            replace(TEXT, data=replace(TEXT.data, validation_share=0.02)),
-            TEXT,
-            "held out a share of 0.02",
-        ),
-        (
-            replace(TEXT, data=replace(TEXT.data, validation="other")),
-            TEXT,
-            "held out a share of 0 of",
-        ),
-        (
-            replace(TEXT, data=replace(TEXT.data, source="other", validation_share=0.5)),
-            replace(TEXT, data=replace(TEXT.data, validation="other")),
-            "on other, which data.validation=other holds out",
-        ),
-        # Another revision of a data set of the hub has most of the same documents.
-        (
-            replace(TEXT, data=replace(TEXT.data, revision="a" * 40, validation_share=0.02)),
-            TEXT,
-            "held out a share of 0.02",
-        ),
-        (
-            replace(TEXT, data=replace(TEXT.data, subset="en", validation_share=0.02)),
-            TEXT,
-            "held out a share of 0.02",
-        ),
-        (
-            replace(TEXT, data=replace(TEXT.data, subset="en", validation_share=0.02)),
-            replace(TEXT, data=replace(TEXT.data, subset="de")),
-            None,
-        ),
-        # Of a mixture every source counts.
-        (
-            replace(TEXT, data=replace(TEXT.data, mixture=("other=0.5",))),
-            replace(TEXT, data=replace(TEXT.data, source="new", validation="other")),
-            "on books.jsonl, other, which data.validation=other holds out",
-        ),
-        (
-            replace(TEXT, data=replace(TEXT.data, source="other", validation_share=0.02)),
-            replace(TEXT, data=replace(TEXT.data, mixture=("other=0.5",))),
-            "held out a share of 0.02 of other",
-        ),
-        (TEXT, TEXT, None),
-        (replace(TEXT, data=replace(TEXT.data, validation_share=0.5)), TEXT, None),
-        (TEXT, replace(TEXT, data=replace(TEXT.data, validation="other")), None),
-        (TEXT, replace(TEXT, data=replace(TEXT.data, source="more.jsonl")), None),
         (SUMS, TEXT, None),
     ],
 )
-def test_what_was_trained_on_is_not_held_out(earlier, run, message, tmp_path):
+def test_problems_that_were_trained_on_are_not_held_out(earlier, run, message, tmp_path):
     stage = after(run, saved(tmp_path / "first", earlier))
     between = replace(SUMS, task=Task(name="chains"))
     two = after(run, saved(tmp_path / "second", earlier, between))
     if message is None:
-        assert check_earlier_stages(stage).stages == (stage_of(earlier, ()),)
-        check_earlier_stages(two)
+        assert check_earlier_stages(stage, NONE).stages == (stage_of(earlier, NONE),)
+        check_earlier_stages(two, NONE)
         return
     by = f"first, which this run starts from, was trained by run {earlier.id}.*{message}"
     with pytest.raises(ValueError, match=by):
-        check_earlier_stages(stage)
+        check_earlier_stages(stage, NONE)
     with pytest.raises(ValueError, match=f"second, .* trained by run {earlier.id}"):
-        check_earlier_stages(two)
+        check_earlier_stages(two, NONE)
 
 
-def test_a_text_is_known_under_another_name(tmp_path):
-    for name in ("one.jsonl", "two.jsonl"):
-        (tmp_path / name).write_text('{"text": "a"}\n')
-    (tmp_path / "other.jsonl").write_text('{"text": "b"}\n')
-    part = Data(source=str(tmp_path / "one.jsonl"), validation_share=0.1)
-    start = saved(tmp_path / "first", replace(TEXT, data=part))
-    more = replace(part, source=str(tmp_path / "two.jsonl"), validation_share=0.2)
-    with pytest.raises(ValueError, match="held out a share of 0.1 of .*one.jsonl"):
-        check_earlier_stages(after(replace(TEXT, data=more), start))
-    other = replace(more, source=str(tmp_path / "other.jsonl"))
-    check_earlier_stages(after(replace(TEXT, data=other), start))
-    with pytest.raises(ValueError, match="data.validation=.*two.jsonl holds out"):
-        held = replace(other, validation=str(tmp_path / "two.jsonl"))
-        check_earlier_stages(after(replace(TEXT, data=held), start))
+@pytest.fixture
+def corpus(tmp_path):
+    """Return what writes documents into a file, in a form by its name, and returns its path."""
+
+    def write(name, documents):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".txt":
+            path.write_text(documents[0])
+            return path
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
+        path.write_bytes(lzma.compress(lines) if path.suffix == ".xz" else lines)
+        return path
+
+    return write
+
+
+def splits(tmp_path, source, **fields):
+    """Return the documents that a text has for training and for validation."""
+    fields = {"validation_share": 0.1, "cache": str(tmp_path / "cache"), **fields}
+    prepared = prepare(Data(source=str(source), **fields), load_tokenizer("bytes"))
+    return tuple(Sketch.from_text(split.sketch) for split in prepared)
+
+
+DOCUMENTS = [f"document {i}" for i in range(300)]
+OTHERS = [f"other {i}" for i in range(300)]
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "message"),
+    ("name", "documents", "fields", "refused"),
     [
-        ({"source": "two"}, {"source": "renamed", "validation_share": 0.2}, "a share of 0.1"),
-        ({"source": "two"}, {"source": "three", "validation_share": 0.2}, "a share of 0.1"),
-        ({"source": "two"}, {"source": "other", "validation": "two/b.txt"}, "validation=.*b.txt"),
-        ({"source": "two/b.txt"}, {"source": "other", "validation": "two"}, "validation=.*two"),
+        ("text.jsonl", DOCUMENTS, {"validation_share": 0.1}, False),
+        ("text.jsonl", DOCUMENTS, {"validation_share": 0.05}, False),
+        ("text.jsonl", DOCUMENTS, {"validation_share": 0.3}, True),
+        ("renamed.jsonl.xz", DOCUMENTS, {"validation_share": 0.1}, False),
+        ("renamed.jsonl.xz", DOCUMENTS, {"validation_share": 0.3}, True),
+        ("added.jsonl", [*OTHERS, *DOCUMENTS], {"validation_share": 0.3}, True),
+        ("others.jsonl", OTHERS, {"validation_share": 0.3}, False),
+        ("others.jsonl", OTHERS, {"validation": ("text.jsonl", DOCUMENTS)}, True),
+        ("others.jsonl", OTHERS, {"validation": ("text.jsonl.xz", DOCUMENTS)}, True),
+        ("others.jsonl", OTHERS, {"validation": ("first.jsonl", DOCUMENTS[:20])}, True),
+        (
+            "others.jsonl",
+            OTHERS,
+            {"validation": ("spaces.jsonl", [f" {text}\n" for text in DOCUMENTS[:20]])},
+            True,
+        ),
+        ("others.jsonl", OTHERS, {"validation": ("a.txt", [f"{DOCUMENTS[0]}\n"])}, True),
+        ("others.jsonl", OTHERS, {"validation": ("new.jsonl", ["new", "text"])}, False),
+        # Boilerplate that both happen to have.
+        (
+            "others.jsonl",
+            OTHERS,
+            {"validation": ("new.jsonl", [*DOCUMENTS[:1], *map(str, range(200))])},
+            False,
+        ),
     ],
-    ids=["renamed", "added", "of a folder", "in a folder"],
 )
-def test_each_file_of_a_text_is_known(before, now, message, tmp_path):
-    folders = {"two": "ab", "renamed": "ba", "three": "abc", "other": "z"}
-    for name, texts in folders.items():
-        (tmp_path / name).mkdir()
-        for at, text in enumerate(texts):
-            file = tmp_path / name / f"{'ba'[at] if name == 'renamed' else 'abc'[at]}.txt"
-            file.write_text(f"the text {text}")
-
-    def data(fields):
-        paths = {n: str(tmp_path / v) if isinstance(v, str) else v for n, v in fields.items()}
-        return replace(TEXT, data=Data(**{"validation_share": 0.1, **paths}))
-
-    start = saved(tmp_path / "first", data(before))
-    with pytest.raises(ValueError, match=message):
-        check_earlier_stages(after(data(now), start))
+def test_documents_that_were_trained_on_are_not_held_out(
+    name, documents, fields, refused, corpus, tmp_path
+):
+    learnt, held = splits(tmp_path, corpus("text.jsonl", DOCUMENTS))
+    start = saved(tmp_path / "first", TEXT, documents=learnt)
+    if "validation" in fields:
+        fields = {"validation": str(corpus(*fields["validation"]))}
+    _, held = splits(tmp_path, corpus(name, documents), **fields)
+    with pytest.raises(ValueError, match="validation") if refused else nullcontext():
+        check_earlier_stages(after(TEXT, start), held)
+    # What it held out stays so.
+    check_earlier_stages(after(TEXT, start), splits(tmp_path, corpus("text.jsonl", DOCUMENTS))[1])
 
 
-@pytest.mark.parametrize(("before", "now"), [("books", "books/b.txt"), ("books/b.txt", "books")])
-def test_a_file_is_split_by_itself_as_it_is_not_among_others(before, now, tmp_path):
-    (tmp_path / "books").mkdir()
-    for name in ("a.txt", "b.txt", "c.jsonl"):
-        (tmp_path / "books" / name).write_text(json.dumps({"text": name}) + "\n")
-    (tmp_path / "books" / "b.txt").write_text("the text b")
+def test_a_sketch_is_bounded_and_finds_what_it_can():
+    learnt = Sketch.of(map(str, range(50_000)))
+    assert len(learnt.hashes) == SIZE and len(learnt.to_text()) < 90_000
+    assert Sketch.of(map(str, range(300, 320))).copies_in(learnt)
+    assert not Sketch.of(map(str, range(50_000, 99_000))).copies_in(learnt)
+    assert (Sketch.from_text(learnt.to_text()).hashes == learnt.hashes).all()
+    halves = Sketch.of(map(str, range(20_000))), Sketch.of(map(str, range(20_000, 50_000)))
+    assert (Sketch.merged(halves).hashes == learnt.hashes).all()
+    assert not Sketch().copies_in(learnt) and not learnt.copies_in(Sketch())
 
-    def data(source):
-        return replace(TEXT, data=Data(source=str(tmp_path / source), validation_share=0.1))
 
-    start = saved(tmp_path / "first", data(before))
-    with pytest.raises(ValueError, match=r"where .* was split otherwise.* a --validation of other"):
-        check_earlier_stages(after(data(now), start))
-    check_earlier_stages(after(data(before), start))
-    # Of several sources too.
-    both = Data(
-        source=str(tmp_path / "books/b.txt"),
-        mixture=(f"{tmp_path / 'more'}=0.5",),
-        validation_share=0.1,
-    )
-    (tmp_path / "more").mkdir()
-    for name in ("x.txt", "y.txt"):
-        (tmp_path / "more" / name).write_text(f"the text {name}")
-    start = saved(tmp_path / "other", replace(TEXT, data=both))
-    check_earlier_stages(after(replace(TEXT, data=both), start))
-    check_earlier_stages(after(data("books/b.txt"), start))
+def test_stages_of_earlier_versions_are_of_unknown_training(tmp_path):
+    """They knew files alone."""
+    start = saved(tmp_path / "first", TEXT)
+    config = LlamaConfig.from_pretrained(start)
+    fields = {k: v for k, v in getattr(config, FIELD).items() if k != "digest"}
+    fields["taught_by"] = []
+    fields["stages"][0]["content"] = ["0123456789abcdef"]
+    setattr(config, FIELD, sealed(fields))
+    config.save_pretrained(start)
+    assert check_earlier_stages(after(TEXT, start), NONE) == Lineage(before=str(start))
+
+
+def test_a_text_file_is_split_by_itself_as_it_is_not_among_others(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 600)
+    book = corpus("books/b.txt", ["".join(f"line {i} of b\n" for i in range(900))])
+    corpus("books/c.jsonl", DOCUMENTS)
+    for before, now in ((book.parent, book), (book, book.parent)):
+        learnt, _ = splits(tmp_path, before)
+        start = saved(tmp_path / "first", TEXT, documents=learnt)
+        is_refused = splits(tmp_path, now)[1].copies_in(learnt)
+        # The folder may have the book on either side.
+        assert is_refused or now == book.parent or before == book.parent
+        check_earlier_stages(after(TEXT, start), splits(tmp_path, before)[1])
 
 
 def test_records_of_finetuned_hosts(tmp_path):
     host = Host(model="tokenizer", memory="none", train="all")
-    of_records = {"variant": VARIANT, "model": Model(), "host": host}
-    earlier = Run(
-        preset="p", records=Records(source="r.jsonl", validation_share=0.01), **of_records
-    )
-    host = replace(host, model=str(saved(tmp_path / "first", earlier)))
-    run = replace(earlier, host=host, records=Records(source="r.jsonl", validation_share=0.2))
-    with pytest.raises(ValueError, match="records.validation_share=0.2 holds out here"):
-        check_earlier_stages(run)
-    check_earlier_stages(replace(run, records=earlier.records))
+    records = Records(source="r.jsonl", validation_share=0.2)
+    earlier = Run(preset="p", variant=VARIANT, model=Model(), host=host, records=records)
+    start = saved(tmp_path / "first", earlier, documents=Sketch.of("abc"))
+    run = replace(earlier, host=replace(host, model=str(start)))
+    check_earlier_stages(run, Sketch.of("de"))
+    with pytest.raises(ValueError, match="held out here"):
+        check_earlier_stages(run, Sketch.of("cd"))
     # Random weights have seen nothing; the folder is that of a tokenizer.
     random = replace(run, records=replace(run.records, from_config="sizes.json"))
-    assert check_earlier_stages(random) == Lineage()
-
-
-def test_records_that_were_split_by_other_fields(tmp_path):
-    """A record is held out by a hash of its texts, so that other fields hold out others."""
-    host = Host(model="tokenizer", memory="none", train="all")
-    of_records = {"variant": VARIANT, "model": Model(), "host": host}
-    records = Records(source="r.jsonl", fields=("a", "b"))
-    earlier = Run(preset="p", records=records, **of_records)
-    host = replace(host, model=str(saved(tmp_path / "first", earlier)))
-    run = replace(earlier, host=host)
-    check_earlier_stages(run)
-    for fields in (("b", "a"), ("a",), ()):
-        with pytest.raises(ValueError, match="r.jsonl with records.fields=a b, by whose texts"):
-            check_earlier_stages(replace(run, records=replace(records, fields=fields)))
-    other = replace(records, fields=("a",), validation="other.jsonl")
-    check_earlier_stages(replace(run, records=other))
-    # Questions are held out by their context.
-    records = Records(source="r.jsonl", kind="question-answering")
-    host = replace(host, model=str(saved(tmp_path / "second", replace(earlier, records=records))))
-    run = replace(run, host=host, records=replace(records, fields=("context", "query")))
-    check_earlier_stages(run)
-    with pytest.raises(ValueError, match="with records.fields=None, by whose texts"):
-        check_earlier_stages(replace(run, records=replace(records, fields=("text", "query"))))
+    assert check_earlier_stages(random, Sketch.of("cd")) == Lineage()
 
 
 def test_of_a_model_of_others_it_is_unknown_what_it_has_seen(tmp_path):
     LlamaConfig().save_pretrained(tmp_path / "llama")
     unknown = Lineage(before=str(tmp_path / "llama"))
-    assert check_earlier_stages(after(TEXT, tmp_path / "llama")) == unknown
+    assert check_earlier_stages(after(TEXT, tmp_path / "llama"), NONE) == unknown
     assert "whose training data are unknown" in str(unknown)
-    assert check_earlier_stages(TEXT) == Lineage() and str(Lineage()) == ""
+    assert check_earlier_stages(TEXT, NONE) == Lineage() and str(Lineage()) == ""
     start = saved(tmp_path / "first", TEXT, before="llama")
     assert str(read_lineage(start)).startswith("llama, whose")
 
@@ -278,7 +253,7 @@ def test_a_damaged_lineage_is_no_clean_slate(change, tmp_path):
     start = saved(tmp_path / "first", TEXT)
     changed(start, change)
     with pytest.raises(ValueError, match=f"config.json of .*first has a damaged {FIELD}"):
-        check_earlier_stages(after(TEXT, start))
+        check_earlier_stages(after(TEXT, start), NONE)
     with pytest.raises(ValueError, match="has a damaged"):
         convert(str(start), tmp_path / "new")
 
@@ -291,7 +266,7 @@ def test_a_lineage_that_a_run_wrote_and_that_is_lost(tmp_path):
     (checkpoint / "origin.json").write_text("{}")
     for start in (final, checkpoint):
         with pytest.raises(ValueError, match="was written by a run, but its config.json does not"):
-            check_earlier_stages(after(TEXT, start))
+            check_earlier_stages(after(TEXT, start), NONE)
         with pytest.raises(ValueError, match="was written by a run"):
             convert(str(start), tmp_path / "new")
 
@@ -378,10 +353,10 @@ def test_a_run_holds_out_nothing_that_its_model_has_seen(route, trained, tmp_pat
     assert [stage.run_id for stage in read_lineage(start).stages] == [run.id]
     hosts = {"variant": VARIANT, "model": Model(), "host": Host(model=str(start))}
     for asked in (after(run, start), replace(run, **hosts)):
-        check_earlier_stages(asked)
-        more = replace(asked, data=replace(asked.data, validation_share=0.3))
-        with pytest.raises(ValueError, match=f"trained by run {run.id}, which held out a share of"):
-            check_earlier_stages(more)
+        check_earlier_stages(asked, prepare_learning(run).validation_data.documents)
+        more = replace(run, data=replace(run.data, validation_share=0.6))
+        with pytest.raises(ValueError, match=f"trained by run {run.id} on documents"):
+            check_earlier_stages(asked, prepare_learning(more).validation_data.documents)
 
 
 def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
@@ -400,28 +375,29 @@ def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
     assert "trained_before_by" not in yaml.safe_load(first.config.read_text())["about"]
     start = shutil.copytree(folder.checkpoints / "checkpoint-1", tmp_path / "copied")
     assert [stage.run_id for stage in read_lineage(start).stages] == [run.id, second.id]
-    for source, share in ((run.data.source, 0.3), (str(other), 0.6)):
+    for source, share in ((run.data.source, 0.6), (str(other), 0.7)):
         asked = replace(second, host=Host(model=str(start)))
         asked = replace(asked, data=replace(data, source=source, validation_share=share))
-        with pytest.raises(ValueError, match="held out a share of"):
+        with pytest.raises(ValueError, match="held out here"):
             train(asked, tmp_path / "third")
     assert not RunFolder(tmp_path / "third").final.exists()
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_file_of_problems_that_an_earlier_stage_learnt(split, tmp_path):
-    learnt, copy, other = (tmp_path / f"{name}.json" for name in ("learnt", "copy", "other"))
-    for path in (learnt, copy):
-        path.write_text('[{"question": "a"}]')
-    other.write_text('[{"question": "b"}]')
+    problems = prosqa.generate(30, 0)
+    sides = {"learnt": problems[:10], "copy": problems[9::-1], "other": problems[10:]}
+    for name, side in sides.items():
+        (tmp_path / name).write_text(json.dumps([asdict(problem) for problem in side]))
 
-    def on(train, held_out):
-        options = (f"train={train}", f"{split}={held_out}")
-        return Run(preset="p", task=Task(name="prosqa", options=options))
+    def datasets(train, held_out):
+        options = (f"train={tmp_path / train}", f"{split}={tmp_path / held_out}")
+        run = Run(preset="p", task=Task(name="prosqa", options=options, validation=5, test=5))
+        return run, *build_problem_datasets(run.task, load_tokenizer("bytes"))
 
-    start = saved(tmp_path / "model", on(learnt, other))
-    check_earlier_stages(after(on(copy, other), start))
-    with pytest.raises(
-        ValueError, match=rf"on the problems of {copy}, which are held out .*{split}"
-    ):
-        check_earlier_stages(after(on(other, copy), start))
+    run, learnt, held = datasets("learnt", "other")
+    start = saved(tmp_path / "model", run, documents=learnt.documents)
+    check_earlier_stages(after(run, start), held.documents)
+    run, _, held = datasets("other", "copy")
+    with pytest.raises(ValueError, match=f"{split}=FILE"):
+        check_earlier_stages(after(run, start), held.documents)

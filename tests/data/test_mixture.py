@@ -11,6 +11,7 @@ import torch
 from small_run import Interrupted, a_run, assert_same_end, interrupt, stop_at
 
 from layermem_bench.config.run import Data, Run
+from layermem_bench.data import sources
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.train.learning.text import TextLearning, build_text_datasets
@@ -122,33 +123,35 @@ def test_what_one_source_holds_out_no_other_teaches(tmp_path):
     assert len(held_out) > 10 and not learnt & held_out
 
 
-def test_a_file_beside_the_folder_that_holds_it_is_refused(tmp_path):
-    """By itself it is split by its parts, and in the folder as one document."""
+@pytest.mark.parametrize("name", ["books/b.txt", "b.txt.xz", "d.txt", "spaces.jsonl", "more.jsonl"])
+def test_what_one_source_holds_out_and_another_would_train_on_is_refused(
+    name, tmp_path, monkeypatch
+):
+    """A file by itself is split by its parts, and in the folder as one document; white space around
+    a document counts where it is split."""
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 600)
     (tmp_path / "books").mkdir()
-    texts = {name: f"words of {name} and more. " * 400 for name in ("a", "b", "d")}
-    for name in ("a", "b"):
-        (tmp_path / "books" / f"{name}.txt").write_text(texts[name])
+    texts = {n: "".join(f"{i} of {n} and more.\n" for i in range(400)) for n in "abd"}
+    for each in "ab":
+        (tmp_path / "books" / f"{each}.txt").write_text(texts[each])
     write(tmp_path / "books" / "c.jsonl", "x", 60)
     # The same text, kept otherwise than in the folder.
     (tmp_path / "b.txt.xz").write_bytes(lzma.compress(texts["b"].encode()))
     (tmp_path / "d.txt").write_text(texts["d"])
     (tmp_path / "books" / "e.jsonl").write_text(json.dumps({"text": texts["d"]}) + "\n")
-    books = str(tmp_path / "books")
-    refused = (f"{books}/b.txt", f"{tmp_path}/b.txt.xz", f"{tmp_path}/d.txt")
-    for name in (*refused, f"{books}/c.jsonl"):
-        data = {"source": books, "mixture": (f"{name}=0.5",), "block_size": 8}
-        run = a_run(tmp_path, data=data)
-        expected = (
-            pytest.raises(
-                ValueError, match=rf"text of {name} is a document of .*books too, .* once"
-            )
-            if name in refused
-            else nullcontext()
-        )
-        with expected:
-            build_text_datasets(run, load_tokenizer("bytes"))
+    lines = map(json.loads, (tmp_path / "books" / "c.jsonl").read_text().splitlines())
+    spaces = [json.dumps({"text": f"{line['text']}\n"}) + "\n" for line in lines]
+    (tmp_path / "spaces.jsonl").write_text("".join(spaces))
+    write(tmp_path / "more.jsonl", "y", 60)
+    mixture = (f"{tmp_path / name}=0.5",)
+    run = a_run(
+        tmp_path, data={"source": str(tmp_path / "books"), "mixture": mixture, "block_size": 8}
+    )
+    is_refused = name != "more.jsonl"
+    with pytest.raises(ValueError, match="data.validation") if is_refused else nullcontext():
+        build_text_datasets(run, load_tokenizer("bytes"))
     held = write(tmp_path / "held.jsonl", "zz")
-    run = replace(run, data=replace(run.data, mixture=(f"{books}/b.txt=0.5",), validation=held))
+    run = replace(run, data=replace(run.data, validation=held))
     build_text_datasets(run, load_tokenizer("bytes"))
 
 

@@ -15,12 +15,14 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
 from layermem_bench.data import piece_writing, preparing, sources
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
 END = 256
+BOOKS = Path(__file__).parents[3] / "shared" / "data" / "lm" / "openstax_small_train.jsonl"
 # Digests of prepared files, recorded before bytes were encoded without a tokenizer.
 RECORDED = {
     "bytes": ["1bb27b902f90", "ceb076024b6f"],
@@ -93,6 +95,47 @@ def test_a_document_that_comes_twice_is_in_one_split(tmp_path, tokenizer):
     texts = [f"text {i % 50}" for i in range(200)]
     train, valid = prepare(config(tmp_path, texts, validation_share=0.3), tokenizer)
     assert not set(documents(train)) & set(documents(valid))
+
+
+def test_copies_that_differ_in_white_space_are_not_in_both_splits(tmp_path, tokenizer):
+    """A document stays in the split of its own hash; copies of what is held out are left out."""
+    forms = "{}", "{}\n", "\n{}", " {}\r\n"
+    texts = [form.format(f"text {i}") for form in forms for i in range(50)]
+    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
+    held = [text for text in texts if hash_to_unit_interval(text) < 0.2]
+    assert documents(valid) == held and len(held) > 20
+    copies = {text.strip() for text in held}
+    assert documents(train) == [text for text in texts if text.strip() not in copies]
+    assert train.left_out == len(texts) - len(held) - train.documents > 20
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_white_space_without_copies_changes_no_split(share, tmp_path, tokenizer):
+    """Files end with a newline, and recorded runs divided them by their text as it is."""
+    asked = Data(source="stdlib", cache=str(tmp_path), validation_share=share)
+    train, valid = prepare(asked, tokenizer)
+    texts = list(sources.open_source("stdlib"))
+    held = {text for text in texts if hash_to_unit_interval(text) < share}
+    assert documents(valid) == [text for text in texts if text in held]
+    assert documents(train) == [text for text in texts if text not in held]
+
+
+@pytest.mark.skipif(not BOOKS.exists(), reason="the shared data is not beside the checkout")
+@pytest.mark.parametrize(
+    ("fields", "digests"),
+    [
+        ({"validation_share": 0.02}, ["12d36728d257", "55e712a9b155"]),
+        ({"validation_share": 0.05}, ["58ac4b1513da", "611a75e5682d"]),
+        (
+            {"validation": str(BOOKS.with_name("openstax_small_valid.jsonl"))},
+            ["b60c805e6b99", "befdcff85239"],
+        ),
+    ],
+)
+def test_splits_of_books_are_those_of_records(fields, digests, tmp_path, tokenizer):
+    splits = prepare(Data(source=str(BOOKS), cache=str(tmp_path), **fields), tokenizer)
+    tokens = [split.array()[:].tobytes() for split in splits]
+    assert [hashlib.sha256(each).hexdigest()[:12] for each in tokens] == digests
 
 
 def test_validation_of_its_own(tmp_path, tokenizer):

@@ -154,12 +154,20 @@ def test_a_cluster_makes_what_is_missing_of_the_files_of_local_tasks(
     assert executor == "ray" or len(list(there.iterdir())) == 2
 
 
-@pytest.mark.slow
-def test_what_is_wrong_with_a_text_on_ray_is_one_line(text, tmp_path, ray):
+def append_what_is_no_json(text):
+    """Return options of a validation text: tasks are the first to read all of the other."""
     with text.open("a") as file:
         file.write("not JSON\n")
+    held = text.with_name("held.jsonl")
+    held.write_text('{"text": "held"}\n')
+    return "--data.validation", str(held)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_text_on_ray_is_one_line(text, tmp_path, ray):
+    held = append_what_is_no_json(text)
     with pytest.raises(SystemExit) as error:
-        prepare(text, tmp_path / "c", *ON_RAY)
+        prepare(text, tmp_path / "c", *held, *ON_RAY)
     said = str(error.value.code)
     assert "a.jsonl, line" in said and "is not JSON" in said and "\n" not in said
     # Nothing that could be taken for whole, and nothing to go on with.
@@ -168,10 +176,9 @@ def test_what_is_wrong_with_a_text_on_ray_is_one_line(text, tmp_path, ray):
 
 @pytest.mark.slow
 def test_what_is_wrong_with_a_text_on_slurm_is_in_the_log_of_its_task(text, tmp_path, slurm):
-    with text.open("a") as file:
-        file.write("not JSON\n")
+    held = append_what_is_no_json(text)
     cache = tmp_path / "c"
-    prepare(text, cache, *ON_SLURM)
+    prepare(text, cache, *held, *ON_SLURM)
     codes = wait_for(slurm / "1")
     assert sorted(codes) == ["0", "0", "1"]
     (log,) = cache.glob(f".logs-*/3-tasks/logs/task_{codes.index('1'):05d}.log")

@@ -31,6 +31,7 @@ from layermem.models.registry import lookup
 from layermem_base.generation_settings import GenerationSettings
 from layermem_bench.analysis.earlier_stages import Lineage, stage_of, write_lineage
 from layermem_bench.cli import main
+from layermem_bench.data.document_hashes import Sketch
 
 TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
 
@@ -326,6 +327,14 @@ def test_what_cannot_be_asked_for_is_refused(asked, message, folder, capsys):
     assert message in f"{shown} {left.value}"
 
 
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
+def test_nan_is_no_score(options, tokenizer):
+    model = make_model("lime")
+    model.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        run(model, tokenizer, TEXTS[:1], **options)
+
+
 def test_models_that_cannot_answer_are_refused(folder, tmp_path, tokenizer):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -370,7 +379,7 @@ def test_texts_longer_than_those_of_training_are_named(new, warns, folder, tmp_p
     """Blocks of eight tokens, four of which are the prompt's; of a model of others nothing is known
     of its texts."""
     config = AutoConfig.from_pretrained(folder)
-    stage = stage_of(a_run(tmp_path, data={"block_size": 8}), ())
+    stage = stage_of(a_run(tmp_path, data={"block_size": 8}), Sketch())
     write_lineage(config, Lineage(stages=(stage,)))
     config.save_pretrained(folder)
     main(["models", "generate", str(folder), "a b c a", "--max-new-tokens", str(new)])

@@ -96,6 +96,14 @@ def test_a_config_alone_is_saved_and_loaded(tmp_path):
     assert LimeConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
+def test_a_config_is_shown_without_its_lineage_and_saved_with_it(tmp_path):
+    config = LimeConfig(**TINY, layermem_lineage={"stages": [{"documents": "hashes"}]})
+    assert '"model_type": "layermem_lime"' in repr(config) and "hashes" not in repr(config)
+    config.save_pretrained(tmp_path)
+    loaded = LimeConfig.from_pretrained(tmp_path)
+    assert loaded.layermem_lineage == config.layermem_lineage
+
+
 def test_no_attribute_of_a_config_takes_a_keyword_of_loading(entry):
     """transformers puts a keyword that a config has an attribute for into the config."""
     load = inspect.unwrap(PreTrainedModel.from_pretrained.__func__)

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from layermem.ops.route.pruning import prune
 from tiny import TINY, make
 from torch import nn
 

@@ -34,6 +34,19 @@ _TAIL = 8
 _HALF = "\N{REPLACEMENT CHARACTER}"
 
 
+class NotNaN(LogitsProcessor):
+    """Raises where a score is NaN, which would be taken for the highest one."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [B, vocabulary] as they are."""
+        if scores.isnan().any():
+            raise ValueError(
+                "the model computes NaN: its weights are not finite, or its precision is too low; "
+                "try float32"
+            )
+        return scores
+
+
 class NoiseOfPrompts(LogitsProcessor):
     """Adds to each row of scores the noise of its prompt, so that its maximum is a draw."""
 
@@ -74,7 +87,7 @@ def processors(
     ``own``: the model's generation config, which holds where a setting is None. ``mask`` [B, T]: of
     the padded prompts.
     """
-    made = LogitsProcessorList()
+    made = LogitsProcessorList([NotNaN()])
     penalty = _chosen(settings.repetition_penalty, own.repetition_penalty, 1.0)
     if penalty != 1.0:
         made.append(RepetitionPenalty(penalty, mask))

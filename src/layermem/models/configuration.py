@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from layermem.models.lineage import FIELD
 from layermem_base.number_ranges import at_least, below, between, check_numbers, number
 
 # Types of fields that may be given as None and are filled in by ``__post_init__``. Type checkers
@@ -166,6 +168,12 @@ class DecoderConfig(PreTrainedConfig):
         layers = range(self.num_hidden_layers)
         modes = ["reuse" if self.variant_class.lenders(self, i) else None for i in layers]
         return modes if any(modes) else None
+
+    def __repr__(self) -> str:
+        """Show the config without its lineage, whose hashes may be 90,000 characters."""
+        shown = copy(self)
+        shown.__dict__.pop(FIELD, None)
+        return super(DecoderConfig, shown).__repr__()
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_key_value_heads is None:

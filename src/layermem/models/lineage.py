@@ -1,6 +1,6 @@
 """What a saved model says that it was trained on, as it stands in its config.json.
 
-    "layermem_lineage": {"before": null, "taught_by": [], "digest": "a91f0c6be2d4",
+    "layermem_lineage": {"before": null, "digest": "a91f0c6be2d4",
                          "stages": [{"run_id": "2a2dea647461", "data": {"source": ...}, ...}]}
 
 A run writes it into the config of the model that it trains, and so it goes wherever the model goes:

@@ -228,7 +228,7 @@ def _lineage_of(location: Path | str, revision: str | None = None) -> Lineage | 
 
 def _goes_on(lineage: Lineage | None) -> bool:
     """Return whether our runs went on from a model of others."""
-    return lineage is not None and lineage.before is not None and bool(lineage.trained)
+    return lineage is not None and lineage.before is not None and bool(lineage.stages)
 
 
 def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
@@ -236,7 +236,7 @@ def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
     model under another path, as a checkpoint or a copy, which has no run."""
     if run is not None:
         return run.data if run.task.name is None and run.records.source is None else None
-    return lineage.trained[-1].data if lineage is not None and lineage.trained else None
+    return lineage.stages[-1].data if lineage is not None and lineage.stages else None
 
 
 def _load_tokenizer(location: Path | str, revision: str | None = None) -> Any:

@@ -87,7 +87,8 @@ class Data:
     documents that are in both are left out of training. None: a share of the documents is held out
     for validation."""
     validation_share: float = number(0.02, SHARE)
-    """Share of the documents held out for validation, where it has no source of its own."""
+    """Share of the documents held out for validation, where it has no source of its own. Copies
+    that differ in white space around them are left out of training."""
     subset: str | None = None
     """Configuration of a Hugging Face dataset, such as sample-10BT; of --data.validation too where
     it is a split of the same dataset."""
@@ -97,7 +98,8 @@ class Data:
     text_field: str = "text"
     """Column that holds the text."""
     streaming: bool = False
-    """Whether a Hugging Face dataset is read without downloading it whole."""
+    """Whether a Hugging Face dataset is read without downloading it whole; copies that differ in
+    white space may then be on both sides of a held-out share."""
     max_documents: int | None = number(None, at_least(1))
     """Most documents that are read; None: all. A document of more than a million characters is
     split, and each part counts as one."""

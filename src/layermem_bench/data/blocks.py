@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from layermem_bench.data.document_hashes import Sketch
+
 # Files that are mapped at once: a system allows a process some thousand open ones.
 _OPEN = 256
 
@@ -29,8 +31,10 @@ class Prepared:
     documents: int
     end: int
     """Id of the end token, which follows every document."""
+    sketch: str = ""
+    """Hashes of its documents (``document_hashes.Sketch``)."""
     left_out: int = 0
-    """Documents that are not in this split because the validation split holds them."""
+    """Documents that are not in this split because the validation split holds copies of them."""
     shards: tuple[int, ...] = ()
     """Tokens of each of its files; (): there is one."""
 
@@ -126,9 +130,14 @@ class Blocks(Dataset[dict[str, Tensor]]):
         return [self.text_digest, self.prepared.path.name, len(self)]
 
     @property
+    def documents(self) -> Sketch:
+        """Documents of the split."""
+        return Sketch.from_text(self.prepared.sketch)
+
+    @property
     def text_digest(self) -> str:
-        """Digest of the text and of how it was prepared: the name of its folder."""
-        return self.prepared.path.parent.name
+        """Digest of the text and of how it was prepared, with which its folder's name begins."""
+        return self.prepared.path.parent.name.partition("-")[0]
 
     def first(self, count: int) -> "Blocks":
         """Return the first blocks alone."""
@@ -163,6 +172,11 @@ class MixedBlocks(Dataset[dict[str, Tensor]]):
             raise IndexError(f"block {index} of {len(self)}")
         number = int(np.searchsorted(self.ends, index, side="right"))
         return self.parts[number][index - int(self.ends[number]) + len(self.parts[number])]
+
+    @property
+    def documents(self) -> Sketch:
+        """Documents of all sources."""
+        return Sketch.merged(part.documents for part in self.parts)
 
     @property
     def text_digest(self) -> str:

@@ -16,13 +16,13 @@ from typing import IO, Any, TypeAlias, final
 import numpy as np
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.hashing import hash_to_unit_interval
-from layermem_bench.data.pieces import read_piece
-from layermem_bench.data.preparations import SPLITS, Plan, Work, hash_text, tokenizer_digest
+from layermem_bench.data.document_hashes import Hashes, Sketch, hash_text
+from layermem_bench.data.pieces import is_held_out, read_piece
+from layermem_bench.data.preparations import SPLITS, Plan, Work, tokenizer_digest
 from layermem_bench.data.staging import claim_folder, process_name, write_errors
 from layermem_bench.data.tokenizers import Ids, batch_encoder
 
-# A text, and the first part of its document.
+# A text, and the split that it is in.
 Part: TypeAlias = tuple[str, str]
 # Told how many tokens were written just now.
 Progress: TypeAlias = Callable[[int], Any]
@@ -61,20 +61,20 @@ def share_of(count: int, rank: int, tasks: int) -> range:
 def _make_piece(work: Work, plan: Plan, tokenizer: Any, index: int, progress: Progress) -> None:
     piece = plan.pieces[index]
     parts = read_piece(plan.open(piece["source"]), piece)
-    share = 1.0 if piece["source"] else plan.share
-    held_out = _HeldOut(np.empty(0, "<u8") if piece["source"] else work.held_out())
+    splits = _Splits(1.0 if piece["source"] else plan.share, work.held_out())
     with ExitStack() as stack:
         writers = {}
         for split in SPLITS:
             name = f".tmp-{index:05d}-{process_name()}-{split}.bin"
             writers[split] = stack.enter_context(_Writer(work.folder / name, plan))
-        write_parts(held_out.leave_out(parts), share, writers, tokenizer, progress)
+        write_parts(splits.of(parts), writers, tokenizer, progress)
     if plan.shuffle is not None:
         order = np.random.default_rng([plan.shuffle, index])
         writers["train"] = _shuffled(writers["train"], plan, order)
-    done: dict[str, Any] = {"tokenizer": plan.tokenizer, "left_out": held_out.left_out}
+    done: dict[str, Any] = {"tokenizer": plan.tokenizer, "left_out": splits.left_out}
     for split, writer in writers.items():
         done[split] = {"tokens": writer.tokens, "documents": writer.documents}
+        done[split]["sketch"] = splits.sketches[split].to_text()
     with write_errors(work.folder):
         for split, writer in writers.items():
             os.replace(writer.path, work.file(split, index, len(plan.pieces)))
@@ -99,23 +99,28 @@ def _shuffled(writer: "_Writer", plan: Plan, order: np.random.Generator) -> "_Wr
     return shuffled
 
 
-class _HeldOut:
-    """Hashes of the documents of validation, which training leaves out."""
+class _Splits:
+    """Divides documents between training and validation, whose copies training leaves out."""
 
-    def __init__(self, hashes: np.ndarray[Any, Any]) -> None:
-        self.hashes, self.left_out = hashes, 0
+    def __init__(self, share: float, held_out: Hashes) -> None:
+        self.share, self.held_out, self.left_out = share, held_out, 0
+        self.sketches = {split: Sketch() for split in SPLITS}
 
-    def leave_out(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """Yield parts of documents without those that are held out, which are counted."""
+    def of(self, parts: Iterable[tuple[str, str]]) -> Iterator[Part]:
+        """Yield each text with its split, of texts with the first part of their document."""
         for text, first in parts:
-            if len(self.hashes) and self._holds(hash_text(text)):
-                self.left_out += bool(text)
-            else:
-                yield text, first
+            if not text:
+                continue
+            split, number = SPLITS[is_held_out(first, self.share)], hash_text(text)
+            if split == "train" and self._holds(number):
+                self.left_out += 1
+                continue
+            self.sketches[split].add(number)
+            yield text, split
 
     def _holds(self, number: int) -> bool:
-        place = int(np.searchsorted(self.hashes, np.uint64(number)))
-        return place < len(self.hashes) and int(self.hashes[place]) == number
+        place = int(np.searchsorted(self.held_out, np.uint64(number)))
+        return place < len(self.held_out) and int(self.held_out[place]) == number
 
 
 @final
@@ -155,18 +160,16 @@ class _Writer:
 
 def write_parts(
     documents: Iterable[Part],
-    share: float,
     writers: dict[str, _Writer],
     tokenizer: Any,
     progress: Progress,
 ) -> None:
-    """Tokenize documents and write them; a hash of how they begin sends a share to validation."""
-    batches = _batch_parts(part for part in documents if part[0])
-    with closing(_tokenize(batches, tokenizer)) as tokenized:
+    """Tokenize documents, and write each into its split."""
+    with closing(_tokenize(_batch_parts(documents), tokenizer)) as tokenized:
         for batch, encoded in tokenized:
             sides: dict[str, list[Ids]] = {side: [] for side in writers}
-            for (_, first), ids in zip(batch, encoded, strict=True):
-                sides["valid" if hash_to_unit_interval(first) < share else "train"].append(ids)
+            for (_, split), ids in zip(batch, encoded, strict=True):
+                sides[split].append(ids)
             for side, added in sides.items():
                 if added:
                     writers[side].add(added)

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.data.records import (
     JSON_LINES,
     decompressed_size,
@@ -65,6 +66,15 @@ def read_piece(source: Source, piece: Piece) -> Iterator[tuple[str, str]]:
         assert isinstance(source, LocalFiles)
         parts = _file_parts(source, piece)
     return islice(parts, piece.get("limit"))
+
+
+def is_held_out(first: str, share: float) -> bool:
+    """Return whether a document is among the share that is held out, by how it begins.
+
+    White space counts, as it did when runs were recorded: of copies that differ in it, some may be
+    held out, and training leaves out the others (``piece_writing``).
+    """
+    return hash_to_unit_interval(first) < share
 
 
 def _limit(source: Source, pieces: list[Piece], most: int) -> list[Piece]:

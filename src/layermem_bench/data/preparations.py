@@ -13,7 +13,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from layermem_base.files import write_atomically
+from layermem_bench.data.document_hashes import Hashes, Sketch
 from layermem_bench.data.pieces import Piece
 from layermem_bench.data.sources import Source, open_source
 from layermem_bench.data.staging import SUBMITTED, work_path, write_errors
@@ -83,7 +84,7 @@ class Work:
         """Return whether all is done, and at its final place."""
         return (self.final / META).exists()
 
-    def write_plan(self, plan: Plan, held_out: np.ndarray[Any, Any]) -> None:
+    def write_plan(self, plan: Plan, held_out: Hashes) -> None:
         with write_errors(self.folder):
             write_atomically(self.folder / _HELD_OUT, held_out.tobytes())
             write_atomically(self.folder / _PLAN, plan.to_json())
@@ -101,7 +102,7 @@ class Work:
                 f"{self.folder / _PLAN} is damaged ({error}); delete {self.folder}"
             ) from error
 
-    def held_out(self) -> np.ndarray[Any, Any]:
+    def held_out(self) -> Hashes:
         """Return the sorted hashes of the documents of validation, mapped into memory."""
         path = self.folder / _HELD_OUT
         empty = not path.stat().st_size
@@ -162,7 +163,8 @@ class Work:
             tokens = [each[split]["tokens"] for each in done]
             documents = sum(each[split]["documents"] for each in done)
             meta[split] = {"dtype": plan.dtype, "tokens": sum(tokens), "documents": documents}
-            meta[split] |= {"end": plan.end}
+            sketch = Sketch.merged(Sketch.from_text(each[split]["sketch"]) for each in done)
+            meta[split] |= {"end": plan.end, "sketch": sketch.to_text()}
             if len(done) > 1:
                 meta[split]["shards"] = tokens
         meta["train"]["left_out"] = sum(each["left_out"] for each in done)
@@ -200,7 +202,7 @@ def check_files(paths: Sequence[Path], tokens: Sequence[int], dtype: str, folder
 
 def _check_splits(plan: Plan, meta: dict[str, Any]) -> None:
     train, valid = (meta[split]["documents"] for split in SPLITS)
-    if meta["train"]["left_out"] and not train:
+    if plan.validation and meta["train"]["left_out"] and not train:
         raise same_text_error(plan.source, plan.validation)
     if plan.validation and not valid:
         raise ValueError(f"data.validation, {plan.validation}, holds no text")
@@ -222,14 +224,3 @@ def same_text_error(source: str, validation: str | None) -> ValueError:
         "split of a Hugging Face dataset is NAME:validation), or leave it out to use a share of "
         "the source"
     )
-
-
-def hash_text(text: str) -> int:
-    """Return a hash of 8 bytes of a text without the white space around it."""
-    digest = hashlib.blake2b(text.strip().encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def hashes_of(texts: Iterable[str]) -> np.ndarray[Any, Any]:
-    """Return the sorted hashes of texts, each once."""
-    return np.unique(np.fromiter(map(hash_text, texts), "<u8"))

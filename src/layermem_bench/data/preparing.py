@@ -19,15 +19,15 @@ import numpy as np
 
 from layermem_bench.config.run import Data
 from layermem_bench.data.blocks import Prepared
+from layermem_bench.data.document_hashes import Hashes, hash_text
 from layermem_bench.data.local_workers import make_locally
-from layermem_bench.data.pieces import divide
+from layermem_bench.data.pieces import divide, is_held_out, read_piece
 from layermem_bench.data.preparations import (
     META,
     SPLITS,
     Plan,
     Work,
     check_files,
-    hashes_of,
     same_text_error,
     shard_name,
     tokenizer_digest,
@@ -55,7 +55,7 @@ def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
             f"{train.left_out:,}",
             f"{train.left_out + train.documents:,}",
             config.source,
-            config.validation,
+            config.validation or "the share that is held out",
         )
     return train, valid
 
@@ -64,7 +64,7 @@ def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     """Return the folder of a config's tokens, and whether it is complete, after ``make`` has made
     what is missing of it."""
     sources = _open_sources(config)
-    folder = cache_folder(config.cache) / _name(config, sources, tokenizer)
+    folder = _folder(config, _name(config, sources, tokenizer))
     with claim_folder(folder, (folder / META).exists) as must_build:
         if must_build:
             work = Work(folder, "" if must_build is True else process_name())
@@ -80,7 +80,12 @@ def prepared_name(config: Data, tokenizer: Any) -> str:
 
 def is_prepared(config: Data, name: str) -> bool:
     """Return whether the folder of a config's tokens is in the cache."""
-    return (cache_folder(config.cache) / name / META).exists()
+    return (_folder(config, name) / META).exists()
+
+
+def _folder(config: Data, name: str) -> Path:
+    # What lies beside the tokens has its own version; the digest before it is that of records.
+    return cache_folder(config.cache) / f"{name}-2"
 
 
 def _name(config: Data, sources: Sequence[Opened], tokenizer: Any) -> str:
@@ -183,6 +188,21 @@ def _plan(work: Work, config: Data, sources: Sequence[Opened], tokenizer: Any) -
         pieces=pieces,
         opened=dict(enumerate([learnt, *held])),
     )
-    hashes = hashes_of(text for source in held for text in source)
-    work.write_plan(plan, hashes)
+    work.write_plan(plan, _hashes_held_out(plan))
     return plan
+
+
+def _hashes_held_out(plan: Plan) -> Hashes:
+    """Return the hashes of the documents of validation; of a share of a streamed data set none, as
+    it would be fetched twice."""
+    learnt = plan.open(0)
+    is_streamed = isinstance(learnt, HubDataset) and learnt.streaming
+    shares = [0.0 if is_streamed else plan.share, 1.0]
+    hashes = (
+        hash_text(text)
+        for piece in plan.pieces
+        if shares[piece["source"]]
+        for text, first in read_piece(plan.open(piece["source"]), piece)
+        if text and is_held_out(first, shares[piece["source"]])
+    )
+    return np.unique(np.fromiter(hashes, "<u8"))

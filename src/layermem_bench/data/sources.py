@@ -72,14 +72,6 @@ class Source(ABC):
     def fingerprint(self) -> str:
         """Return a digest that changes when a text does."""
 
-    def document_digests(self) -> Iterator[str]:
-        """Yield a digest of each document's text, in whatever file and compression it is kept."""
-        for parts in self._documents():
-            digest = hashlib.sha256()
-            for part in parts:
-                digest.update(part.encode())
-            yield digest.hexdigest()
-
 
 def open_source(
     source: str,

@@ -1,6 +1,5 @@
 """Losses of checkpoints on the same documents, and their differences document by document."""
 
-import hashlib
 import itertools
 import logging
 import math
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from layermem_bench.analysis.ablation import weight_groups, without
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
-from layermem_bench.analysis.earlier_stages import read_lineage, stages_on
-from layermem_bench.config.run import Data
+from layermem_bench.analysis.earlier_stages import has_learnt, read_lineage
+from layermem_bench.data.document_hashes import Sketch, hash_text
 from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.evals import Tell, adjust
 from layermem_bench.evals.perplexity import (
@@ -80,7 +79,7 @@ def prepare_losses(
     """Return what measures the losses, by options that ``settle_windows`` returned."""
 
     # Read before any model is measured: a damaged lineage is an error.
-    learnt = "".join(f" {sentence}" for sentence in _trained_on(opened, texts, options.field))
+    learnt = "".join(f" {sentence}" for sentence in _trained_on(opened, texts, options))
     if learnt:
         logger.warning("%s", learnt.strip())
 
@@ -131,11 +130,11 @@ def prepare_losses(
 def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
     """Yield the documents that are not empty, as training reads them: long ones in parts; of each
     text as many as the limit says. Copies would count as further documents, and are left out."""
-    seen: set[bytes] = set()
+    seen: set[int] = set()
 
     def distinct(documents: Iterable[str]) -> Iterator[str]:
         for document in documents:
-            digest = hashlib.sha256(document.strip().encode(errors="surrogatepass")).digest()[:16]
+            digest = hash_text(document)
             if document and digest not in seen:
                 seen.add(digest)
                 yield document
@@ -262,12 +261,15 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
     )
 
 
-def _trained_on(opened: Sequence[Checkpoint], texts: Sequence[str], field: str) -> Iterator[str]:
+def _trained_on(
+    opened: Sequence[Checkpoint], texts: Sequence[str], options: EvalOptions
+) -> Iterator[str]:
     """Yield a sentence for each text that some of the models were trained on."""
     lineages = {each.name: read_lineage(each.location) for each in opened}
-    for text in texts:
-        data = Data(source=text, text_field=field)
-        models = [name for name, lineage in lineages.items() if stages_on(lineage, data)]
+    # Of models of others nothing is known, and no text is read for it.
+    for text in texts if any(lineage.stages for lineage in lineages.values()) else ():
+        documents = Sketch.of(_read_documents([text], options))
+        models = [name for name, lineage in lineages.items() if has_learnt(lineage, documents)]
         if models:
             yield (
                 f"{', '.join(models)} learnt from {text}: of documents that a model was trained "

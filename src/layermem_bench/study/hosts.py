@@ -90,8 +90,8 @@ def _check(runs: Sequence[Run]) -> None:
     from layermem_bench.train.host_models import load_host
     from layermem_bench.train.learning import prepare_learning
 
-    check_earlier_stages(runs[0])
-    prepare_learning(runs[0])
+    learning = prepare_learning(runs[0])
+    check_earlier_stages(runs[0], learning.validation_data.documents)
     for run in runs:
         load_host(run)
 

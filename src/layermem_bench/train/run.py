@@ -14,7 +14,6 @@ from layermem_base.files import write_atomically
 from layermem_bench.analysis.earlier_stages import (
     Lineage,
     check_earlier_stages,
-    content_of,
     stage_of,
     write_lineage,
 )
@@ -105,8 +104,8 @@ def _prepare(
     run: Run, folder: RunFolder, args: TrainingArguments, evaluate: Evaluate | None
 ) -> tuple[Learning, Lineage]:
     """Return what the run learns, and what trained the model that it starts from."""
-    earlier = check_earlier_stages(run)
     learning = prepare_learning(run, evaluate)
+    earlier = check_earlier_stages(run, learning.validation_data.documents)
     if args.process_index == 0:
         beginning = {
             "data": data_digest(learning.train_data, learning.validation_data),
@@ -126,7 +125,8 @@ def _train(
     set_seed(run.seed)
     model = learning.load_model()
     # Every checkpoint says it from the first step on.
-    write_lineage(model.config, earlier.followed_by(stage_of(run, content_of(run))))
+    stage = stage_of(run, learning.train_data.documents)
+    write_lineage(model.config, earlier.followed_by(stage))
     is_divided = run.compute.shard or run.compute.tensor > 1
     trainer_class = ShardedTrainer if is_divided else Trainer
     trainer = trainer_class(run, folder, model, learning)

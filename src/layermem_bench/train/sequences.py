@@ -21,6 +21,7 @@ from layermem.models.hub import find_commit
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Run
 from layermem_bench.data.blocks import Blocks, MixedBlocks
+from layermem_bench.data.document_hashes import Sketch
 
 IGNORED = -100
 """Label of a token that has no loss."""
@@ -38,6 +39,10 @@ class SequenceDataset(Protocol):
 
     def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
 
+    @property
+    def documents(self) -> Sketch:
+        """Texts, records or problems of files that the split has; none: its problems are drawn."""
+
     def identity(self) -> object:
         """Return what ``data_digest`` recognises the split by, as JSON would hold it."""
 
@@ -46,9 +51,15 @@ class PaddedSequences(Dataset[dict[str, Tensor]]):
     """Sequences of different lengths: ``input_ids`` [T] and ``labels`` [T] or [], among others."""
 
     def __init__(
-        self, items: Sequence[Mapping[str, Any]], padding: int, *, has_mask: bool = True
+        self,
+        items: Sequence[Mapping[str, Any]],
+        padding: int,
+        *,
+        has_mask: bool = True,
+        documents: Iterable[str] = (),
     ) -> None:
         self.items, self.padding, self.has_mask = items, padding, has_mask
+        self.documents = Sketch.of(documents)
         self.length = sum(len(item["input_ids"]) for item in items) / len(items)
 
     def __len__(self) -> int:

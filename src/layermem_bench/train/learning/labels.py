@@ -211,7 +211,8 @@ class RecordDataset(PaddedSequences):
                 raise ValueError(f"{record.where}: the tokenizer makes no token of {record.texts}")
             self.cut += is_cut
             items.append({**inputs, "labels": label})
-        super().__init__(items, padding_of(encoder.tokenizer))
+        documents = (record.split_key for record in records)
+        super().__init__(items, padding_of(encoder.tokenizer), documents=documents)
 
 
 def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) -> Solved:

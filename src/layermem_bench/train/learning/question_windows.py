@@ -208,7 +208,8 @@ class QuestionDataset(PaddedSequences):
                 self.record_of.append(number)
         names = ["input_ids", *["token_type_ids"] * self.has_segments, "labels"]
         items = [{name: getattr(each, name) for name in names} for each in self.windows]
-        super().__init__(items, padding_of(encoder.tokenizer))
+        documents = (record.split_key for record in records)
+        super().__init__(items, padding_of(encoder.tokenizer), documents=documents)
 
     def out_of_reach(self, longest_answer: int) -> int:
         """Count records whose first gold answer is in no window whole, or is too long to give."""

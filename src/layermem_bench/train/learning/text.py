@@ -6,8 +6,9 @@ whatever token stands there. A validation and the end of a run on a task solve o
 Letters: B sequences, T tokens, V words of the vocabulary.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, final
@@ -19,10 +20,10 @@ from layermem.models.card import imports_of
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import lookup
 from layermem_base.files import write_atomically
-from layermem_bench.config.run import Data, Run, Task
+from layermem_bench.config.run import Run, Task
 from layermem_bench.data.blocks import Blocks, MixedBlocks
+from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.preparing import prepare
-from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
 from layermem_bench.tasks import registry
@@ -96,10 +97,8 @@ def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, Sequ
     if not run.data.mixture:
         train_tokens, validation_tokens = prepare(run.data, tokenizer)
         return blocks(train_tokens), blocks(validation_tokens, at_most=run.eval_blocks)
-    splits: list[tuple[Blocks, Blocks]] = []
+    splits: dict[str, tuple[Blocks, Blocks]] = {}
     folders: dict[str, str] = {}
-    if not run.data.validation:
-        _check_split_alike(run.data)
     for source in run.data.shares():
         prepared = prepare(run.data.alone(source), tokenizer)
         # A folder is named by a digest of its text.
@@ -107,44 +106,32 @@ def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, Sequ
         if same != source:
             raise ValueError(f"{same} and {source} of data.mixture hold the same text; name one")
         try:
-            splits.append((blocks(prepared[0]), blocks(prepared[1])))
+            splits[source] = blocks(prepared[0]), blocks(prepared[1])
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from error
-    train, validation = ([pair[i] for pair in splits] for i in range(2))
+    train, validation = ([pair[i] for pair in splits.values()] for i in range(2))
     shares = list(run.data.shares().values())
     if run.data.validation:
         # It is the same for all sources.
         return MixedBlocks(train, shares), validation[0].first(
             run.eval_blocks or len(validation[0])
         )
+    _check_copies(splits)
     return MixedBlocks(train, shares), MixedBlocks(validation, shares).in_shares(run.eval_blocks)
 
 
-def _check_split_alike(data: Data) -> None:
-    """Raise where a text is split between training and validation in two ways.
+def _check_copies(splits: Mapping[str, tuple[Blocks, Blocks]]) -> None:
+    """Raise where a source of a mixture trains on what another holds out.
 
-    A file that is a source by itself is split by its parts, and among others as one document.
+    Copies that differ in white space may be split otherwise, and so is a file that is a source by
+    itself, by its parts, and among others as one document.
     """
-    opened = {
-        source: open_source(source, text_field=data.text_field, streaming=True)
-        for source in data.shares()
-    }
-    local = {source: text for source, text in opened.items() if isinstance(text, LocalFiles)}
-    alone = {
-        digest: source
-        for source, text in local.items()
-        if text.single_document
-        for digest in text.document_digests()
-    }
-    # All of the others is read, and only where there is a file by itself.
-    for source, text in local.items() if alone else ():
-        for digest in () if text.single_document else text.document_digests():
-            if digest in alone:
-                raise ValueError(
-                    f"the text of {alone[digest]} is a document of {source} too, and both hold out "
-                    "a share, each another part of it: validation text would be trained on. Name "
-                    "it once, or give --data.validation of other text"
-                )
+    for (source, (_, held)), (other, (learnt, _)) in itertools.permutations(splits.items(), 2):
+        if held.documents.copies_in(learnt.documents):
+            raise ValueError(
+                f"{other} has documents of {source} too, and would train on some that {source} "
+                "holds out: name one of them, or give --data.validation of other text"
+            )
 
 
 @final
@@ -266,7 +253,20 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
     train += train[: task.repeated] * (task.repeats - 1)
     datasets = ProblemDataset(train, tokenizer), ProblemDataset(validation, tokenizer)
     registry.check_tokenizer(definition, tokenizer, validation)
+    datasets[0].documents = _problems_of_files(task, train=task.examples)
+    datasets[1].documents = _problems_of_files(task, validation=task.validation, test=task.test)
     return datasets
+
+
+def _problems_of_files(task: Task, **counts: int) -> Sketch:
+    """Return the prompts of the splits that options name files for; others are drawn."""
+    definition, fields = registry.get_task(str(task.name)), task.fields()
+    return Sketch.of(
+        problem.prompt
+        for split, count in counts.items()
+        if isinstance(fields.get(split), str)
+        for problem in definition.problems(split, count, task.seed, **fields)
+    )
 
 
 def _usage(run: Run, prompt: str) -> str:
