@@ -4,6 +4,7 @@ Letters: S states, C sums, B batch, T tokens, D width.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -62,7 +63,4 @@ def column(weights: Weights, c: int, j: int) -> Tensor:
 
 def common_dtype(states: Sequence[Tensor]) -> torch.dtype:
     """Return the dtype to which all states can be promoted."""
-    dtype = states[0].dtype
-    for x in states[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return dtype
+    return reduce(torch.promote_types, {x.dtype for x in states})

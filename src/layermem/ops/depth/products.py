@@ -1,10 +1,10 @@
 """The products of sums over depth, without an intermediate as large as all states.
 
-States that share memory are read where they are, by one product. Otherwise, one sum is
-accumulated state by state, in place. Several sums of one list of states read it once: a
-tile of tokens is copied into a scratch [tile, S, D], which stays in the processor's cache, and
-multiplied by the weights of all sums. The same is done with few tokens, as at decoding, where calls
-cost more than arithmetic.
+States that share memory are read where they are, by one product. States of few tokens, as at
+decoding, are copied for it: there calls cost more than arithmetic. Otherwise, one sum is
+accumulated state by state, in place. Several sums of one list of states read it once: a tile of
+tokens is copied into a scratch [tile, S, D], which stays in the processor's cache, and multiplied
+by the weights of all sums.
 
 Letters: S states, C sums, B batch, T tokens, N = B T, D width.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from layermem.ops.depth.naive import Weights, column, common_dtype, count_sums
 
 _TILE = 128
-# Up to this many numbers in a state, one sum is computed in tiles too.
+# Up to this many numbers in a state, states are copied into one tensor.
 _FEW = 16384
 
 
@@ -31,19 +31,17 @@ def widest(*dtypes: torch.dtype) -> torch.dtype:
 
 def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     """Compute ``naive.mix``."""
-    dtype, count = common_dtype(states), count_sums(weights)
+    dtype, count, shape = common_dtype(states), count_sums(weights), states[0].shape
     weights = weights.to(widest(dtype))
-    matrix = None if weights.dim() == 3 else _shared_memory(states, weights.dtype)
+    matrix = None if weights.dim() == 3 else _as_matrix(states, weights.dtype)
     if matrix is not None:
-        by_token = _by_token(weights, len(matrix))
-        sums = torch.bmm(by_token, matrix).unflatten(0, states[0].shape[:2])
-        return [total.contiguous() for total in sums.unbind(2)]
-    if weights.dim() == 3 or not _in_tiles(states, count):
+        sums = torch.bmm(_by_token(weights, len(matrix)), matrix).to(dtype)
+        return [total.contiguous().view(shape) for total in sums.unbind(1)]
+    if weights.dim() == 3 or count == 1:
         return [
             accumulate(None, [(x, column(weights, c, j)) for j, x in enumerate(states)]).to(dtype)
             for c in range(count)
         ]
-    shape = states[0].shape
     outs = [states[0].new_empty(shape, dtype=dtype).view(-1, shape[-1]) for _ in range(count)]
     by_token = _by_token(weights, len(outs[0]))
     for tokens, scratch in _tiles(states, weights.dtype):
@@ -149,11 +147,11 @@ def mix_weight_gradient(
     """Return the gradient of the weights of ``mix`` from those of its sums."""
     wide = widest(weights.dtype, common_dtype(states))
     gradient = weights.new_empty(weights.shape, dtype=wide)
-    matrix = None if weights.dim() == 3 else _shared_memory(states, wide)
+    matrix = None if weights.dim() == 3 else _as_matrix(states, wide)
     if matrix is not None:
-        rows = torch.stack([grad.reshape(-1, grad.shape[-1]) for grad in grads], dim=1)
+        rows = torch.stack([grad.reshape(-1, grad.shape[-1]).to(wide) for grad in grads], dim=1)
         return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
-    if weights.dim() == 4 and _in_tiles(states, len(grads)):
+    if weights.dim() == 4 and len(grads) > 1:
         by_token = gradient.view(-1, *weights.shape[2:])
         flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
         for tokens, scratch in _tiles(states, wide):
@@ -176,16 +174,13 @@ def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Compute ``naive.score``."""
     wide = widest(common_dtype(states))
     vectors = vectors.to(wide)
-    matrix = _shared_memory(states, wide)
+    matrix = _as_matrix(states, wide)
     if matrix is not None:
         by_token = vectors.expand(len(matrix), -1, -1)
         # In this order: twice as fast on a CPU as the transposed product.
         return torch.bmm(by_token, matrix.transpose(1, 2)).unflatten(0, states[0].shape[:2])
     across = vectors.t()
-    if not _in_tiles(states, 1):
-        return torch.stack([x.to(wide) @ across for x in states], dim=-1)
-    scores = [(scratch @ across).transpose(1, 2) for _, scratch in _tiles(states, wide)]
-    return torch.cat(scores).unflatten(0, states[0].shape[:2])
+    return torch.stack([x.to(wide) @ across for x in states], dim=-1)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -196,7 +191,7 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 def score_vectors_gradient(states: Sequence[Tensor], vectors: Tensor, grads: Tensor) -> Tensor:
     """Return the gradient of the vectors of ``score`` from that of its output [B, T, C, S]."""
-    matrix = _shared_memory(states, grads.dtype)
+    matrix = _as_matrix(states, grads.dtype)
     if matrix is not None:
         return torch.bmm(grads.flatten(0, 1), matrix).sum(0).to(vectors.dtype)
     by_state = grads.flatten(0, 1).permute(2, 1, 0).contiguous()
@@ -209,6 +204,14 @@ def score_vectors_gradient(states: Sequence[Tensor], vectors: Tensor, grads: Ten
 def _by_token(weights: Weights, count: int) -> Tensor:
     """Return weights as [N, C, S]."""
     return weights.flatten(0, 1) if weights.dim() == 4 else weights.expand(count, -1, -1)
+
+
+def _as_matrix(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Return states as one tensor [N, S, D] of ``dtype``; None: it would be a large copy."""
+    matrix = _shared_memory(states, dtype)
+    if matrix is None and states[0].numel() <= _FEW:
+        matrix = torch.stack(tuple(states), dim=2).to(dtype).flatten(0, 1)
+    return matrix
 
 
 def _shared_memory(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -239,10 +242,6 @@ def _equally_spaced(states: Sequence[Tensor], dtype: torch.dtype, step: int) -> 
         if x.shape != first.shape or x.stride() != stride or x.dtype != dtype:
             return None
     return first.as_strided((batch * tokens, len(states), width), (stride[1], step, 1))
-
-
-def _in_tiles(states: Sequence[Tensor], count: int) -> bool:
-    return count > 1 or states[0].numel() <= _FEW
 
 
 def _tiles(states: Sequence[Tensor], dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
