@@ -18,7 +18,7 @@ SUMS = 3
 class Unstored:
     """The equations alone, differentiated by autograd."""
 
-    mix, mix_heads = staticmethod(naive.mix), staticmethod(naive.mix_heads)
+    mix = staticmethod(naive.mix)
     score, inverse_rms = staticmethod(naive.score), staticmethod(naive.inverse_rms)
     store = staticmethod(lambda x, *_, apart=False: x)
 
@@ -31,7 +31,7 @@ def test_many_sums_as_one_tensor_equal_their_equation(dtype):
     states[1].requires_grad_(False)
 
     def outcome(ops, weights, states, **grad):
-        out = ops.mix_heads(states, weights)
+        out = ops.mix(states, weights)
         wanted = [weights, *(x for x in states if x.requires_grad)]
         factor = torch.linspace(-1, 1, out.numel()).to(dtype).view_as(out)
         return [out, *torch.autograd.grad((out * factor).sum(), wanted, **grad)]
@@ -44,7 +44,7 @@ def test_many_sums_as_one_tensor_equal_their_equation(dtype):
     assert_all_close(outcome(depth, weights, states), expected)
     assert_all_close(outcome(depth, weights, states, create_graph=True)[:1], expected[:1])
     with torch.no_grad():
-        assert_all_close([depth.mix_heads(states, weights)], expected[:1])
+        assert_all_close([depth.mix(states, weights)], expected[:1])
 
 
 def assert_all_close(got, expected):
@@ -56,8 +56,8 @@ def assert_all_close(got, expected):
 def test_second_derivatives_of_many_sums():
     states = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     weights = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda w, *xs: depth.mix_heads(xs, w), (weights, *states))
-    torch.autograd.gradgradcheck(lambda w, *xs: depth.mix_heads(xs, w), (weights, *states))
+    torch.autograd.gradcheck(lambda w, *xs: depth.mix(xs, w), (weights, *states))
+    torch.autograd.gradgradcheck(lambda w, *xs: depth.mix(xs, w), (weights, *states))
 
 
 class Chain(nn.Module):
@@ -97,7 +97,6 @@ class Chain(nn.Module):
                 constant,
                 *ops.mix(states, per_token),
                 *ops.mix(states, self.several[i]),
-                *ops.mix_heads(states, self.several[i]),
                 *ops.mix(states, self.channels[i]),
             ]
             x = sum(part * (k + 1) for k, part in enumerate(parts)).tanh() @ linear + states[-1]
@@ -252,8 +251,8 @@ def test_a_watched_state_sees_its_whole_gradient(apart):
         state.retain_grad()
         state.register_hook(seen.append)
         states = [state, ops.store(x * 3, [state], 2, apart=apart)]
-        out = ops.mix_heads(states, torch.ones(3, 2).double())
-        out = out.sum(0) + ops.mix(states, torch.ones(1, 2).double())[0]
+        out = ops.mix(states, torch.ones(3, 2).double()).sum(0)
+        out = out + ops.mix(states, torch.ones(1, 2).double())[0]
         (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
         grads.append([state.grad, *seen, x.grad])
     assert_same(*grads)
@@ -318,8 +317,7 @@ def test_memory_is_the_states_and_no_more():
     states, outs = [depth.store(x)], []
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight, vector in zip(weights, vectors, strict=True):
-            outs += [*depth.mix(states, weight), depth.score(states, vector)]
-            outs.append(depth.mix_heads(states, weight))
+            outs += [depth.mix(states, weight), depth.score(states, vector)]
             states.append(depth.store(x.detach().clone().requires_grad_()))
     constant = sum(t.nbytes for t in (*weights, *vectors))
     assert sum(kept.values()) == 6 * x.nbytes + constant
@@ -377,10 +375,10 @@ def test_gradients_of_states_that_share_memory_are_added_to_it(apart, monkeypatc
     x, weights = an_input(), torch.ones(3, 2).double().requires_grad_()
     states = [depth.store(x.sin(), (), 2, apart=apart)]
     states.append(depth.store(states[0].sin(), states, 2, apart=apart))
-    mixed = depth.mix_heads(states, weights) if apart else torch.stack(depth.mix(states, weights))
+    mixed = depth.mix(states, weights)
     calls, real = [], depth._Buffer.gradients
     monkeypatch.setattr(depth._Buffer, "gradients", lambda *a: calls.append(a) or real(*a))
-    monkeypatch.delattr(products, "mix_heads_gradients")
+    monkeypatch.delattr(products, "mix_gradients")
     mixed.sum().backward()
     assert len(calls) == 1
 
@@ -393,7 +391,7 @@ def test_states_in_half_precision_share_no_memory():
         second = depth.store(x * 2, [first], 2, apart=apart)
         assert first.untyped_storage().nbytes() == x.nbytes
         weights = torch.ones(3, 2, requires_grad=True)
-        mixed = depth.mix_heads([first, second], weights)
+        mixed = depth.mix([first, second], weights)
         (got,) = torch.autograd.grad(mixed.sum(), x)
         assert mixed.dtype == got.dtype == torch.bfloat16 and torch.equal(
             got, torch.full_like(x, 9)
@@ -408,8 +406,8 @@ def test_tensors_of_other_classes_are_mixed(needs_grad):
     weights = torch.randn(2, 3, generator=noise)
     both = [TwoTensor(x, x.clone()).requires_grad_(needs_grad) for x in states]
     stored = [depth.store(x, both[:j], 3, apart=True) for j, x in enumerate(both)]
-    mixed = depth.mix_heads(stored, TwoTensor(weights, weights.clone()))
-    torch.testing.assert_close(mixed.a, naive.mix_heads(states, weights))
+    mixed = depth.mix(stored, TwoTensor(weights, weights.clone()))
+    torch.testing.assert_close(mixed.a, naive.mix(states, weights))
     if needs_grad:
         grads = torch.autograd.grad(mixed.sum(), both)
         for j, grad in enumerate(grads):
@@ -429,8 +427,7 @@ def test_sums_of_some_of_the_states_of_a_buffer(kind):
         for _ in range(3):
             states.append(ops.store(states[-1].sin() + x, states, 4, apart=apart))
         pairs = [states[:2], states[2:], [states[2], states[0]], [states[3], x]]
-        mix = ops.mix_heads if apart else ops.mix
-        return [y for w, pair in zip(weights, pairs, strict=True) for y in mix(pair, w)]
+        return [y for w, pair in zip(weights, pairs, strict=True) for y in ops.mix(pair, w)]
 
     got, expected = (
         torch.autograd.grad(sum((i + 1) * y.square().sum() for i, y in enumerate(outs(ops))), both)
@@ -445,8 +442,7 @@ def test_many_gradients_at_once(apart):
     x = an_input()
     states = [depth.store(x, (), 2, apart=apart)]
     states.append(depth.store(states[0].sin(), states, 2, apart=apart))
-    mix = depth.mix_heads if apart else depth.mix
-    y = sum((i + 1) * out for i, out in enumerate(mix(states, x.new_ones(3, 2))))
+    y = sum((i + 1) * out for i, out in enumerate(depth.mix(states, x.new_ones(3, 2))))
     many = torch.eye(6, dtype=y.dtype)[:, None, None].expand(6, *y.shape)
     (together,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
     one_by_one = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in many]
@@ -459,7 +455,7 @@ def test_no_sequence_at_all(device):
     states = [depth.store(x, (), 2)]
     states.append(depth.store(states[0].sin(), states, 2))
     weights = torch.ones(2, 2, device=device, requires_grad=True)
-    total = sum(depth.mix(states, weights)).sum() + depth.mix_heads(states, weights).sum()
+    total = depth.mix(states, weights).sum()
     for grad, of in zip(
         torch.autograd.grad(total, (x, weights)),
         (x, weights),

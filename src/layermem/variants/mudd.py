@@ -132,19 +132,19 @@ class Place(nn.Module):
         norms = (MixtureNorm(width, eps) for _ in readers)
         self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
 
-    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
-        """Return what each way reads, and the newest source."""
+    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the ways read, [ways, B, T, D], and the newest source."""
         if self.source_norm is None:
             x = newest = store(x, sources, self.room)
         else:
             newest = store(self.source_norm(x), sources, self.room)
         if self.weights is None:
-            return x, newest
+            return x[None], newest
         mixtures = mix([*sources, newest], self.weights(x))
         if self.mixture_norms is not None:
-            pairs = zip(self.mixture_norms, mixtures, strict=True)
-            mixtures = [x + norm(mixture) for norm, mixture in pairs]
-        return *mixtures, newest
+            pairs = zip(self.mixture_norms, mixtures.unbind(), strict=True)
+            mixtures = torch.stack([x + norm(mixture) for norm, mixture in pairs])
+        return mixtures, newest
 
 
 @final
@@ -153,6 +153,7 @@ class Gains(nn.Module):
 
     def __init__(self, width: int, parts: tuple[Part, ...]) -> None:
         super().__init__()
+        self.parts = parts
         for part in parts:
             self.register_parameter(part, nn.Parameter(torch.empty(width)))
 
@@ -161,8 +162,8 @@ class Gains(nn.Module):
         for gain in self.parameters():
             initialization.ones_(gain)
 
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        return [x * gain for x, gain in zip(inputs, self.parameters(), strict=True)]
+    def forward(self, *inputs: Tensor) -> dict[Part, Tensor]:
+        return {part: x * getattr(self, part) for part, x in zip(self.parts, inputs, strict=True)}
 
 
 @final
@@ -184,8 +185,8 @@ class OutputsStream(Stream):
         """
         if len(state) != self.count:
             return state[0]
-        residual: Tensor = self.place(*state)[0]
-        return residual
+        mixtures: Tensor = self.place(*state)[0]
+        return mixtures.squeeze(0)
 
 
 @final
@@ -194,19 +195,20 @@ class ReadFourWays(Connection):
 
     def __init__(self, config: MuddConfig, layers: int) -> None:
         super().__init__()
-        self.parts = _parts(config, layers)
-        self.place = Place(config, layers, ("query", *self.parts, "residual"))
-        self.gains = Gains(config.hidden_size, self.parts) if layers and self.parts else None
+        parts = _parts(config, layers)
+        self.place = Place(config, layers, ("query", *parts, "residual"))
+        self.gains = Gains(config.hidden_size, parts) if layers and parts else None
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
-        *mixtures, newest = self.place(*state)
-        carry = (mixtures[-1], *state[1:], newest)
-        query = norm(mixtures[0])
-        if self.gains is None:
-            return query, carry
-        inputs = dict(zip(self.parts, self.gains(*map(norm, mixtures[1:-1])), strict=True))
+        mixtures, newest = self.place(*state)
+        count = len(mixtures)
+        # The first layer reads one state for all.
+        inputs, residual = mixtures.split((count - 1, 1)) if count > 1 else (mixtures, mixtures)
+        query, *others = norm(inputs).unbind()
+        parts = {} if self.gains is None else self.gains(*others)
         # Nothing reads the input of a part that is not projected.
-        return (query, inputs.get("key", query), inputs.get("value", query)), carry
+        read = query, parts.get("key", query), parts.get("value", query)
+        return read, (residual.squeeze(0), *state[1:], newest)
 
     def write(self, carry: Any, y: Tensor) -> State:
         residual, *sources = carry

@@ -1,7 +1,6 @@
 """Weighted sums of states of different depths, whose backward computes each state's gradient once.
 
     mix           out_c = sum_j weights[c, j] x_j        weights constant, per channel or per token
-    mix_heads     the same of constant weights, C sums as one tensor
     score         out[..., c, j] = vectors[c] . x_j      numbers for each token and state
     inverse_rms   1 / sqrt(mean(x^2) + eps) of each token of one state
     store         marks a state that several of these will read
@@ -14,9 +13,9 @@ memory are one product, added to a gradient of that memory's shape:
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
 
-For ``mix`` such states lie together by token, for ``mix_heads`` apart. Of others ``mix_heads``
-hands autograd a gradient each, from one product: less work than to read every gradient for every
-state.
+For weights per token such states lie together by token, for several sums by constant weights apart.
+Of others these sums hand autograd a gradient each, from one product: less work than to read every
+gradient for every state.
 
 Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
 and ``create_graph=True`` the equations of naive.py are differentiated.
@@ -112,8 +111,8 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool
 
     ``after`` are the states stored before it in this forward, of ``room`` in all, for which the
     first takes memory. There a product reads those that follow each other at once: token after
-    token for ``mix`` and ``score``, or if the first was stored ``apart``, each state in one piece,
-    for ``mix_heads``. The backward of several sums takes as much memory again, for their gradients.
+    token, or if the first was stored ``apart``, each state in one piece, which several sums by
+    constant weights read. The backward of several sums takes as much memory again, for their gradients.
     """
     if not torch.is_grad_enabled() or is_traced():
         return x
@@ -132,25 +131,15 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool
     return stored
 
 
-def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
     """Compute ``naive.mix``."""
     if is_traced():
         return naive.mix(states, weights)
     if torch.is_grad_enabled():
-        return list(_Mix.apply(weights, *map(readable, states)))
-    with autocast_disabled(weights):
-        return products.mix(states, weights)
-
-
-def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute ``naive.mix_heads``."""
-    if is_traced():
-        return naive.mix_heads(states, weights)
-    if torch.is_grad_enabled():
-        mixed: Tensor = _MixHeads.apply(weights, *map(readable, states))
+        mixed: Tensor = _Mix.apply(weights, *map(readable, states))
         return mixed
     with autocast_disabled(weights):
-        return products.mix_heads(states, weights)
+        return products.mix(states, weights)
 
 
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
@@ -190,34 +179,37 @@ class _Append(torch.autograd.Function):
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Weights, *states: Tensor) -> Grads:
+    def forward(ctx: Any, weights: Weights, *states: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *states)
         ctx.nodes = [_find_node(x) for x in states]
         with autocast_disabled(weights):
-            return tuple(products.mix(states, weights))
+            return products.mix(states, weights)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Grads:
+    def backward(ctx: Any, grad: Tensor) -> Grads:
         if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, naive.mix, grads)
+            return _differentiable_gradients(ctx, naive.mix, grad)
         weights, *states = ctx.saved_tensors
         needs_weights, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
         d_weights = None
-        fits = states[0].dtype == products.widest(weights.dtype) and weights.dim() != 3
-        together = len(grads) > 1 and fits and any(needs) and not _is_batched(grads)
-        shared = _in_buffer(states, ctx.nodes, apart=False) if together else None
         with autocast_disabled(weights):
-            if shared is not None:
-                d_weights = products.add_mix_gradients(
-                    *shared, weights, grads, needs_weights=needs_weights
-                )
-                return d_weights, *d_states
             if needs_weights:
-                d_weights = products.mix_weight_gradient(states, weights, grads)
-            wide = weights.to(products.widest(weights.dtype, grads[0].dtype))
+                d_weights = products.mix_weight_gradient(states, weights, grad)
+            if not any(needs):
+                return d_weights, *d_states
+            if _adds_in_buffer(weights, grad):
+                total = _gradients_in_buffer(states, ctx.nodes, weights)
+                if total is not None:
+                    products.add_mix_gradients(total, weights, grad)
+                    return d_weights, *d_states
+            if products.mixes_pieces(states, weights):
+                of_states = products.mix_gradients(states, weights, grad)
+                d_states = [d if need else None for d, need in zip(of_states, needs, strict=True)]
+                return d_weights, *d_states
+            wide = weights.to(products.widest(weights.dtype, grad.dtype))
             for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
-                terms = [(grad, column(wide, c, j)) for c, grad in enumerate(grads)]
+                terms = [(part, column(wide, c, j)) for c, part in enumerate(grad)]
                 if not needs[j]:
                     continue
                 if node is not None:
@@ -225,36 +217,6 @@ class _Mix(torch.autograd.Function):
                         leave(node, ("sum", *term))
                 else:
                     d_states[j] = products.accumulate(None, terms).to(x.dtype)
-        return d_weights, *d_states
-
-
-class _MixHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, *states: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, *states)
-        ctx.nodes = [_find_node(x) for x in states]
-        with autocast_disabled(weights):
-            return products.mix_heads(states, weights)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Grads:
-        if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, _mix_heads_as_list, (grad,))
-        weights, *states = ctx.saved_tensors
-        needs_weights, *needs = ctx.needs_input_grad
-        d_states: list[Tensor | None] = [None] * len(states)
-        d_weights = None
-        fits = states[0].dtype == products.widest(weights.dtype) and not _is_batched((grad,))
-        shared = _in_buffer(states, ctx.nodes, apart=True) if fits and any(needs) else None
-        with autocast_disabled(weights):
-            if needs_weights:
-                d_weights = products.mix_heads_weight_gradient(states, weights, grad)
-            if shared is not None:
-                _, total = shared
-                products.add_mix_heads_gradients(total, weights, grad)
-            elif any(needs):
-                of_states = products.mix_heads_gradients(states, weights, grad)
-                d_states = [d if need else None for d, need in zip(of_states, needs, strict=True)]
         return d_weights, *d_states
 
 
@@ -269,7 +231,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> Grads:
         if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, _score_as_list, (grads,))
+            return _differentiable_gradients(ctx, naive.score, grads)
         vectors, *states = ctx.saved_tensors
         needs_vectors, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
@@ -315,14 +277,6 @@ class _InverseRms(torch.autograd.Function):
             return products.accumulate(None, [term]).to(x.dtype), None
 
 
-def _mix_heads_as_list(states: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-    return [naive.mix_heads(states, weights)]
-
-
-def _score_as_list(states: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
-    return [naive.score(states, vectors)]
-
-
 def _gather(parts: list[Part], direct: Grads) -> Grads:
     """Return the direct gradient plus what the readers have left."""
     if not parts:
@@ -341,43 +295,39 @@ def _gather(parts: list[Part], direct: Grads) -> Grads:
     return (total,)
 
 
-def _in_buffer(
-    states: Sequence[Tensor], nodes: Sequence[Any | None], *, apart: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return states and their gradients of the running backward, to add to, as views [B T, S, D] of
-    one buffer of this order; None: they do not follow each other in one."""
+def _gradients_in_buffer(
+    states: Sequence[Tensor], nodes: Sequence[Any | None], weights: Weights
+) -> Tensor | None:
+    """Return the gradients of states in the running backward, to add to, as a view [B T, S, D] of
+    their buffer; None: they do not follow each other in one, or lie apart for weights per token."""
     buffers = {getattr(node, "buffer", None) for node in nodes}
     buffer = buffers.pop()
-    if buffers or buffer is None or buffer.apart != apart:
+    if buffers or buffer is None or (buffer.apart and weights.dim() != 2):
         return None
-    if (first := buffer.position(states)) is None:
-        return None
-    rows = buffer.tensor[:, first : first + len(states)]
-    return rows, buffer.gradients(nodes, first)
+    first: int | None = buffer.position(states)
+    return None if first is None else buffer.gradients(nodes, first)
 
 
-def _is_batched(grads: Sequence[Tensor]) -> bool:
-    """Whether the backward is of many gradients at once (``is_grads_batched=True``), which cannot
-    be added to one in place."""
+def _adds_in_buffer(weights: Weights, grad: Tensor) -> bool:
+    """Whether several sums can add to a gradient in place: those of a backward of many gradients at
+    once (``is_grads_batched=True``) cannot."""
     functorch = torch._C._functorch
-    return any(
-        functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
-        for grad in grads
-    )
+    batched = functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+    return len(grad) > 1 and weights.dim() != 3 and not batched
 
 
 def _find_node(x: Tensor) -> Any | None:
     return find_node(x, _gather)
 
 
-def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) -> Grads:
+def _differentiable_gradients(ctx: Any, equation: Any, grad: Tensor) -> Grads:
     """Return gradients that can themselves be differentiated (``create_graph=True``)."""
 
-    def of_all(first: Tensor, *states: Tensor) -> list[Tensor]:
-        outs: list[Tensor] = equation(states, first)
-        return outs
+    def of_all(first: Tensor, *states: Tensor) -> Tensor:
+        out: Tensor = equation(states, first)
+        return out
 
-    return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads)
+    return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, (grad,))
 
 
-__all__ = ["inverse_rms", "mix", "mix_heads", "score", "store"]
+__all__ = ["inverse_rms", "mix", "score", "store"]

@@ -29,87 +29,56 @@ def widest(*dtypes: torch.dtype) -> torch.dtype:
     return wide
 
 
-def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
     """Compute ``naive.mix``."""
     dtype, count, shape = common_dtype(states), count_sums(weights), states[0].shape
     weights = weights.to(widest(dtype))
+    if mixes_pieces(states, weights):
+        return (weights @ _pieces(states, weights.dtype)).view(count, *shape).to(dtype)
     matrix = None if weights.dim() == 3 else _as_matrix(states, weights.dtype)
     if matrix is not None:
         sums = torch.bmm(_by_token(weights, len(matrix)), matrix).to(dtype)
-        return [total.contiguous().view(shape) for total in sums.unbind(1)]
+        return sums.transpose(0, 1).contiguous().view(count, *shape)
     if weights.dim() == 3 or count == 1:
-        return [
+        sums = [
             accumulate(None, [(x, column(weights, c, j)) for j, x in enumerate(states)]).to(dtype)
             for c in range(count)
         ]
-    outs = [states[0].new_empty(shape, dtype=dtype).view(-1, shape[-1]) for _ in range(count)]
-    by_token = _by_token(weights, len(outs[0]))
+        return torch.stack(sums) if count > 1 else sums[0][None]
+    out = states[0].new_empty(count, shape[0] * shape[1], shape[2], dtype=dtype)
+    by_token = _by_token(weights, out.shape[1])
     for tokens, scratch in _tiles(states, weights.dtype):
-        sums = torch.bmm(by_token[tokens], scratch)
-        for out, total in zip(outs, sums.unbind(1), strict=True):
-            out[tokens] = total
-    return [out.view(shape) for out in outs]
+        out[:, tokens] = torch.bmm(by_token[tokens], scratch).transpose(0, 1)
+    return out.view(count, *shape)
 
 
-def add_mix_gradients(
-    matrix: Tensor,
-    total: Tensor,
-    weights: Weights,
-    grads: Sequence[Tensor],
-    *,
-    needs_weights: bool = True,
-) -> Tensor | None:
-    """Add the gradients of the states of ``mix``, [N, S, D] as the states, to ``total``; return
-    that of the weights, if it is needed."""
-    rows = torch.stack([grad.reshape(-1, grad.shape[-1]).to(total.dtype) for grad in grads], dim=1)
-    by_token = _by_token(weights.to(total.dtype), len(rows)).transpose(1, 2)
+def mixes_pieces(states: Sequence[Tensor], weights: Weights) -> bool:
+    """Whether states are read whole by one product: for several sums, not token after token."""
+    if weights.dim() != 2 or len(weights) == 1:
+        return False
+    return states[0].stride(1) < len(states) * states[0].shape[2]
+
+
+def mix_gradients(states: Sequence[Tensor], weights: Tensor, grad: Tensor) -> Iterator[Tensor]:
+    """Return the gradients of the states of ``mix`` by constant weights, from one product."""
+    wide = weights.to(widest(weights.dtype, common_dtype(states)))
+    of_states = wide.t() @ grad.reshape(len(weights), -1).to(wide.dtype)
+    return (d.view_as(x).to(x.dtype) for d, x in zip(of_states, states, strict=True))
+
+
+def add_mix_gradients(total: Tensor, weights: Weights, grad: Tensor) -> None:
+    """Add the gradients of the states of ``mix`` to ``total`` [N, S, D], a view of a buffer."""
+    weights, rows = weights.to(total.dtype), grad.flatten(1, 2).to(total.dtype)
+    if total.stride(0) == total.shape[2]:
+        # States apart: a view, never a copy.
+        total.transpose(0, 1).flatten(1).addmm_(weights.t(), rows.flatten(1))
+        return
+    by_token, rows = _by_token(weights, len(total)).transpose(1, 2), rows.transpose(0, 1)
     # On a CPU a tile of the product stays in the cache until it is added.
     step = _TILE if total.device.type == "cpu" else max(1, len(rows))
     for start in range(0, len(rows), step):
         tokens = slice(start, start + step)
         total[tokens].add_(torch.bmm(by_token[tokens], rows[tokens]))
-    if not needs_weights:
-        return None
-    return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
-
-
-def _sum_over_tokens(by_token: Tensor, weights: Weights) -> Tensor:
-    """Return the gradient of weights from that of each token's, [N, C, S]."""
-    total = by_token.view_as(weights) if weights.dim() == 4 else by_token.sum(0)
-    return total.to(weights.dtype)
-
-
-def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute ``naive.mix_heads``: one product, which is copied nowhere."""
-    dtype = common_dtype(states)
-    wide = weights.to(widest(dtype))
-    return (wide @ _pieces(states, wide.dtype)).view(len(wide), *states[0].shape).to(dtype)
-
-
-def mix_heads_weight_gradient(states: Sequence[Tensor], weights: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the weights of ``mix_heads``."""
-    wide = widest(weights.dtype, common_dtype(states))
-    return (grad.reshape(len(weights), -1).to(wide) @ _pieces(states, wide).t()).to(weights.dtype)
-
-
-def mix_heads_gradients(
-    states: Sequence[Tensor], weights: Tensor, grad: Tensor
-) -> Iterator[Tensor]:
-    """Return the gradients of the states of ``mix_heads``."""
-    wide = weights.to(widest(weights.dtype, common_dtype(states)))
-    rows = grad.reshape(len(weights), -1).to(wide.dtype)
-    of_states = (wide.t() @ rows).view(len(states), *states[0].shape)
-    return (d.to(x.dtype) for d, x in zip(of_states, states, strict=True))
-
-
-def add_mix_heads_gradients(total: Tensor, weights: Tensor, grad: Tensor) -> None:
-    """Add the gradients of the states of ``mix_heads`` to ``total`` [N, S, D], which has each state
-    in one piece."""
-    count = total.shape[1]
-    # A view, never a copy.
-    pieces = total.transpose(0, 1).view(count, total.numel() // count)
-    rows = grad.flatten(1).to(total.dtype)
-    pieces.addmm_(weights.t().to(total.dtype), rows)
 
 
 def _pieces(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -141,25 +110,26 @@ def accumulate(total: Tensor | None, terms: Sequence[tuple[Tensor, Tensor]]) -> 
     return owned
 
 
-def mix_weight_gradient(
-    states: Sequence[Tensor], weights: Weights, grads: Sequence[Tensor]
-) -> Weights:
-    """Return the gradient of the weights of ``mix`` from those of its sums."""
+def mix_weight_gradient(states: Sequence[Tensor], weights: Weights, grads: Tensor) -> Weights:
+    """Return the gradient of the weights of ``mix`` from that of its sums."""
     wide = widest(weights.dtype, common_dtype(states))
-    gradient = weights.new_empty(weights.shape, dtype=wide)
+    if mixes_pieces(states, weights):
+        rows = grads.reshape(len(weights), -1).to(wide)
+        return (rows @ _pieces(states, wide).t()).to(weights.dtype)
     matrix = None if weights.dim() == 3 else _as_matrix(states, wide)
     if matrix is not None:
-        rows = torch.stack([grad.reshape(-1, grad.shape[-1]).to(wide) for grad in grads], dim=1)
-        return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
+        rows = grads.flatten(1, 2).transpose(0, 1).to(wide)
+        by_token = torch.bmm(rows, matrix.transpose(1, 2))
+        total = by_token.view_as(weights) if weights.dim() == 4 else by_token.sum(0)
+        return total.to(weights.dtype)
+    gradient = weights.new_empty(weights.shape, dtype=wide)
     if weights.dim() == 4 and len(grads) > 1:
-        by_token = gradient.view(-1, *weights.shape[2:])
-        flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        by_token, flat = gradient.view(-1, *weights.shape[2:]), grads.flatten(1, 2)
         for tokens, scratch in _tiles(states, wide):
-            tile = torch.stack([grad[tokens].to(wide) for grad in flat], dim=1)
+            tile = flat[:, tokens].transpose(0, 1).to(wide)
             by_token[tokens] = torch.bmm(tile, scratch.transpose(1, 2))
         return gradient.to(weights.dtype)
-    for c, grad in enumerate(grads):
-        grad = grad.to(wide)
+    for c, grad in enumerate(grads.to(wide)):
         for j, x in enumerate(states):
             if weights.dim() == 4:
                 gradient[:, :, c, j] = torch.linalg.vecdot(grad, x.to(wide))
@@ -208,10 +178,9 @@ def _by_token(weights: Weights, count: int) -> Tensor:
 
 def _as_matrix(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return states as one tensor [N, S, D] of ``dtype``; None: it would be a large copy."""
-    matrix = _shared_memory(states, dtype)
-    if matrix is None and states[0].numel() <= _FEW:
-        matrix = torch.stack(tuple(states), dim=2).to(dtype).flatten(0, 1)
-    return matrix
+    if states[0].numel() <= _FEW:
+        return torch.stack(tuple(states), dim=2).to(dtype).flatten(0, 1)
+    return _shared_memory(states, dtype)
 
 
 def _shared_memory(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
