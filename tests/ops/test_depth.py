@@ -4,8 +4,10 @@ import gc
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from tiny import live_tensors
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -493,6 +495,98 @@ def test_a_stored_state_cannot_be_changed_in_place():
         second.mul_(3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+class Newest(nn.Module):
+    """Layers that read what ``mix_newest`` returns; the first reads one state."""
+
+    def __init__(self, layers):
+        super().__init__()
+        noise = torch.Generator().manual_seed(0)
+        self.layers = range(layers)
+        self.to_weights = nn.ParameterList(
+            torch.randn(2 * n, 6, generator=noise).double() / 4 for n in range(2, layers + 1)
+        )
+
+    def layer(self, i, x, *before, ops=depth):
+        weights = (x @ self.to_weights[i - 1].T).unflatten(-1, (2, i + 1)).tanh() if i else None
+        if ops is depth:
+            sums, new = depth.mix_newest(x, before, weights, len(self.layers))
+        else:
+            sums, new = x[None] if weights is None else naive.mix([*before, x], weights), (x,)
+        return sums[-1] + sums[0].tanh(), *before, *new
+
+    def forward(self, x, ops=depth):
+        state, outs = (x,), []
+        for i in self.layers:
+            state = self.layer(i, *state, ops=ops)
+            outs.append(state[0])
+        return outs
+
+
+# Of the compiler, which looks at the inputs of a single layer.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("loss_of", [2, 4], ids=["a middle layer", "the last layer"])
+@pytest.mark.parametrize("how", ["eager", "compiled", "layers", "some layers"])
+def test_the_newest_state_is_mixed_with_all_before_it(how, loss_of):
+    """Also where a compiler has one layer at a time, or the first layers alone."""
+    torch.compiler.reset()
+    model, x = Newest(5), an_input()
+    expected = outcome_of(model(x, naive)[loss_of], model, x)
+    if how == "compiled":
+        outs = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    else:
+        if how != "eager":
+            compiled = torch.compile(model.layer, fullgraph=True, backend="aot_eager")
+            eager, last = model.layer, 5 if how == "layers" else 2
+            model.layer = lambda i, *a, **k: (compiled if i <= last else eager)(i, *a, **k)
+        outs = model(x)
+    assert_same(outcome_of(outs[loss_of], model, x), expected)
+
+
+def test_a_graph_without_gradients_equals_the_equations():
+    torch.compiler.reset()
+    model, x = Chain(), an_input()
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(got, model(x, Unstored))
+
+
+def outcome_of(y, model, x):
+    tensors, loss = tensors_of(model, x), y.square().sum()
+    return [y.detach(), *torch.autograd.grad(loss, tensors, materialize_grads=True)]
+
+
+def test_compiled_calls_of_a_layer_do_not_grow():
+    """The graph is linear in depth, and what is saved of a layer is its state and weights."""
+    counts = {}
+
+    def compiler(depth, kind):
+        def count(graph, _):
+            nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+            saved = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+            counts[depth, kind] = len(nodes)
+            if kind == "forward":
+                counts[depth, "saved"] = sum(node.meta["val"].numel() for node in saved)
+            return make_boxed_func(graph.forward)
+
+        return count
+
+    for layers in (4, 8, 16):
+        torch.compiler.reset()
+        backend = aot_autograd(
+            fw_compiler=compiler(layers, "forward"),
+            bw_compiler=compiler(layers, "backward"),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        model, x = Newest(layers), an_input()
+        torch.compile(model, fullgraph=True, backend=backend)(x)[-1].sum().backward()
+    for kind in ("forward", "backward"):
+        grown = [counts[layers, kind] for layers in (4, 8, 16)]
+        assert grown[2] - grown[1] == 2 * (grown[1] - grown[0])
+    # Beside weights over depth and their vectors.
+    weights = [sum(2 * n * (2 * 14 + 6) for n in range(2, layers + 1)) for layers in (8, 16)]
+    assert counts[16, "saved"] - counts[8, "saved"] - 2 * (weights[1] - weights[0]) <= 8 * 6 * 84
 
 
 def test_scores_are_wide_under_autocast():

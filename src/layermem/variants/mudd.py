@@ -54,7 +54,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix, store
+from layermem.ops.depth import mix_newest, stored_states
 from layermem.ops.norm import rms_norm
 
 
@@ -132,19 +132,17 @@ class Place(nn.Module):
         norms = (MixtureNorm(width, eps) for _ in readers)
         self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
 
-    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the ways read, [ways, B, T, D], and the newest source."""
-        if self.source_norm is None:
-            x = newest = store(x, sources, self.room)
-        else:
-            newest = store(self.source_norm(x), sources, self.room)
-        if self.weights is None:
-            return x[None], newest
-        mixtures = mix([*sources, newest], self.weights(x))
+    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the ways read, [ways, B, T, D], and what is appended to the sources."""
+        newest = x if self.source_norm is None else self.source_norm(x)
+        weights = None if self.weights is None else self.weights(x)
+        mixtures, new = mix_newest(newest, sources, weights, self.room)
+        if weights is None:
+            return x[None], new
         if self.mixture_norms is not None:
             pairs = zip(self.mixture_norms, mixtures.unbind(), strict=True)
             mixtures = torch.stack([x + norm(mixture) for norm, mixture in pairs])
-        return mixtures, newest
+        return mixtures, new
 
 
 @final
@@ -183,7 +181,7 @@ class OutputsStream(Stream):
         A decoder that leaves out its last layers, as one that drafts for itself does, has none for
         the sources it has: it ends with its newest output.
         """
-        if len(state) != self.count:
+        if len(stored_states(state)) != self.count:
             return state[0]
         mixtures: Tensor = self.place(*state)[0]
         return mixtures.squeeze(0)
@@ -200,7 +198,7 @@ class ReadFourWays(Connection):
         self.gains = Gains(config.hidden_size, parts) if layers and parts else None
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
-        mixtures, newest = self.place(*state)
+        mixtures, new = self.place(*state)
         count = len(mixtures)
         # The first layer reads one state for all.
         inputs, residual = mixtures.split((count - 1, 1)) if count > 1 else (mixtures, mixtures)
@@ -208,7 +206,7 @@ class ReadFourWays(Connection):
         parts = {} if self.gains is None else self.gains(*others)
         # Nothing reads the input of a part that is not projected.
         read = query, parts.get("key", query), parts.get("value", query)
-        return read, (residual.squeeze(0), *state[1:], newest)
+        return read, (residual.squeeze(0), *state[1:], *new)
 
     def write(self, carry: Any, y: Tensor) -> State:
         residual, *sources = carry

@@ -4,6 +4,7 @@
     score         out[..., c, j] = vectors[c] . x_j      numbers for each token and state
     inverse_rms   1 / sqrt(mean(x^2) + eps) of each token of one state
     store         marks a state that several of these will read
+    mix_newest    stores a state and mixes it with all before it, by weights per token
 
 A reader of a stored state leaves its incoming gradient and its weights with the node of the state
 (``ops/shared_gradient.py``), which accumulates them in place; several sums of states that share
@@ -18,7 +19,8 @@ Of others these sums hand autograd a gradient each, from one product: less work 
 gradient for every state.
 
 Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
-and ``create_graph=True`` the equations of naive.py are differentiated.
+and ``create_graph=True`` the equations of naive.py are differentiated, but for ``mix_newest``: a
+compiled layer hands the gradients of all states so far to the layer below as that of a token.
 
 Letters: S states, C sums, B batch, T tokens, D width.
 """
@@ -112,7 +114,7 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool
     ``after`` are the states stored before it in this forward, of ``room`` in all, for which the
     first takes memory. There a product reads those that follow each other at once: token after
     token, or if the first was stored ``apart``, each state in one piece, which several sums by
-    constant weights read. The backward of several sums takes as much memory again, for their gradients.
+    constant weights read. The backward of several sums takes as much memory again.
     """
     if not torch.is_grad_enabled() or is_traced():
         return x
@@ -133,13 +135,42 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool
 
 def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
     """Compute ``naive.mix``."""
-    if is_traced():
+    # A compiler that needs no gradients gets one product in place of S for each sum.
+    if is_traced() and (torch.is_grad_enabled() or not torch.compiler.is_compiling()):
         return naive.mix(states, weights)
     if torch.is_grad_enabled():
         mixed: Tensor = _Mix.apply(weights, *map(readable, states))
         return mixed
     with autocast_disabled(weights):
         return products.mix(states, weights)
+
+
+def mix_newest(
+    x: Tensor, before: Sequence[Tensor], weights: Weights | None, room: int = 1
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Store a state, and mix it with all that were stored ``before`` it, by weights per token.
+
+    Returns the sums (without weights, the state), and what is to be appended to ``before``: the
+    state, and where a compiler has stored a state the token of ``_Chained``, [B, T, S, D].
+    """
+    states, tokens = stored_states(before), [token for token in before if token.dim() == 4]
+    traced = torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    if not tokens and not (traced and torch.is_grad_enabled()):
+        x = store(x, states, room)
+        return (x[None] if weights is None else mix([*states, x], weights)), (x,)
+    if weights is None:
+        return x[None], (
+            x,
+            x.new_zeros(*x.shape[:2], 0, x.shape[2], dtype=products.widest(x.dtype)),
+        )
+    with autocast_disabled(weights):
+        sums, token = _Chained.apply(weights, tokens[-1], *states, x)
+    return sums, (x, token)
+
+
+def stored_states(before: Sequence[Tensor]) -> list[Tensor]:
+    """Return the states of what ``mix_newest`` has returned to be appended."""
+    return [x for x in before if x.dim() == 3]
 
 
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
@@ -196,28 +227,69 @@ class _Mix(torch.autograd.Function):
         with autocast_disabled(weights):
             if needs_weights:
                 d_weights = products.mix_weight_gradient(states, weights, grad)
-            if not any(needs):
-                return d_weights, *d_states
-            if _adds_in_buffer(weights, grad):
-                total = _gradients_in_buffer(states, ctx.nodes, weights)
-                if total is not None:
-                    products.add_mix_gradients(total, weights, grad)
-                    return d_weights, *d_states
-            if products.mixes_pieces(states, weights):
-                of_states = products.mix_gradients(states, weights, grad)
-                d_states = [d if need else None for d, need in zip(of_states, needs, strict=True)]
-                return d_weights, *d_states
-            wide = weights.to(products.widest(weights.dtype, grad.dtype))
-            for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
-                terms = [(part, column(wide, c, j)) for c, part in enumerate(grad)]
-                if not needs[j]:
-                    continue
-                if node is not None:
-                    for term in terms:
-                        leave(node, ("sum", *term))
-                else:
-                    d_states[j] = products.accumulate(None, terms).to(x.dtype)
+            if any(needs):
+                d_states = _state_gradients(states, ctx.nodes, needs, weights, grad)
         return d_weights, *d_states
+
+
+class _Chained(torch.autograd.Function):
+    """Mix states; return the sums and a token [B, T, S, D], which takes no memory.
+
+    By convention the gradient of the token is that which later layers have for these states. The
+    layer adds its own, keeps that of the states that are not in the token which it was given, and
+    hands the rest down. So a layer has as many products in a deep model as in a shallow one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, token: Tensor, *states: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(weights, *states)
+        ctx.handed = token.shape[2]
+        sums = products.mix(states, weights)
+        shape = *token.shape[:2], len(states), token.shape[3]
+        return sums, token.new_zeros(()).expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, total: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *states = ctx.saved_tensors
+        handed, dtype = ctx.handed, total.dtype
+        with autocast_disabled(weights):
+            d_weights = products.mix_weight_gradient(states, weights, grad)
+            rows, wide = (
+                grad.flatten(1, 2).transpose(0, 1).to(dtype),
+                weights.flatten(0, 1).to(dtype),
+            )
+            total = torch.baddbmm(total.flatten(0, 1), wide.transpose(1, 2), rows)
+        total = total.unflatten(0, grad.shape[1:3])
+        own = [total[:, :, j].to(x.dtype) for j, x in enumerate(states) if j >= handed]
+        return d_weights, total[:, :, :handed], *[None] * handed, *own
+
+
+def _state_gradients(
+    states: Sequence[Tensor],
+    nodes: Sequence[Any | None],
+    needs: Sequence[bool],
+    weights: Weights,
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """Return the gradients of the states of ``mix`` that are not left with nodes."""
+    d_states: list[Tensor | None] = [None] * len(states)
+    if _adds_in_buffer(weights, grad):
+        total = _gradients_in_buffer(states, nodes, weights)
+        if total is not None:
+            products.add_mix_gradients(total, weights, grad)
+            return d_states
+    if products.mixes_pieces(states, weights):
+        of_states = products.mix_gradients(states, weights, grad)
+        return [d if need else None for d, need in zip(of_states, needs, strict=True)]
+    wide = weights.to(products.widest(weights.dtype, grad.dtype))
+    for j, (x, node) in enumerate(zip(states, nodes, strict=True)):
+        terms = [(part, column(wide, c, j)) for c, part in enumerate(grad)]
+        if needs[j] and node is not None:
+            for term in terms:
+                leave(node, ("sum", *term))
+        elif needs[j]:
+            d_states[j] = products.accumulate(None, terms).to(x.dtype)
+    return d_states
 
 
 class _Score(torch.autograd.Function):
@@ -330,4 +402,4 @@ def _differentiable_gradients(ctx: Any, equation: Any, grad: Tensor) -> Grads:
     return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, (grad,))
 
 
-__all__ = ["inverse_rms", "mix", "score", "store"]
+__all__ = ["inverse_rms", "mix", "mix_newest", "score", "store", "stored_states"]

@@ -40,11 +40,11 @@ def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
         sums = torch.bmm(_by_token(weights, len(matrix)), matrix).to(dtype)
         return sums.transpose(0, 1).contiguous().view(count, *shape)
     if weights.dim() == 3 or count == 1:
-        sums = [
+        parts = [
             accumulate(None, [(x, column(weights, c, j)) for j, x in enumerate(states)]).to(dtype)
             for c in range(count)
         ]
-        return torch.stack(sums) if count > 1 else sums[0][None]
+        return torch.stack(parts) if count > 1 else parts[0][None]
     out = states[0].new_empty(count, shape[0] * shape[1], shape[2], dtype=dtype)
     by_token = _by_token(weights, out.shape[1])
     for tokens, scratch in _tiles(states, weights.dtype):
@@ -84,7 +84,7 @@ def add_mix_gradients(total: Tensor, weights: Weights, grad: Tensor) -> None:
 def _pieces(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return states below each other, [S, N D]: a copy, unless they lie so in memory."""
     first = states[0]
-    if first.is_contiguous():
+    if first.is_contiguous() and not torch.compiler.is_compiling():
         matrix = _equally_spaced(states, dtype, first.numel())
         if matrix is not None:
             return matrix.transpose(0, 1).view(len(states), first.numel())
@@ -178,7 +178,7 @@ def _by_token(weights: Weights, count: int) -> Tensor:
 
 def _as_matrix(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return states as one tensor [N, S, D] of ``dtype``; None: it would be a large copy."""
-    if states[0].numel() <= _FEW:
+    if torch.compiler.is_compiling() or states[0].numel() <= _FEW:
         return torch.stack(tuple(states), dim=2).to(dtype).flatten(0, 1)
     return _shared_memory(states, dtype)
 
