@@ -56,6 +56,11 @@ from layermem.models.seams import (
 )
 from layermem.ops.depth import mix_newest, stored_states
 from layermem.ops.norm import rms_norm
+from layermem.ops.shared_gradient import is_traced
+
+# Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
+# arithmetic.
+_FEW = 16384
 
 
 @strict
@@ -85,7 +90,7 @@ class MuddWeights(DepthWeights):
 
     def forward(self, x: Tensor) -> Tensor:
         unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
-        hidden = nn.functional.gelu(nn.functional.linear(unit, self.inner))
+        hidden = _gelu(nn.functional.linear(unit, self.inner))
         dynamic = nn.functional.linear(hidden, self.outer)
         return dynamic.unflatten(-1, self.static.shape) + self.static
 
@@ -100,6 +105,13 @@ class MuddWeights(DepthWeights):
         static = torch.zeros(self.static.shape, device="cpu")
         static[:, -1] = float(self.starts_at_newest)
         initialization.copy_(self.static, static)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or is_traced() or not x.is_cpu or x.numel() > _FEW:
+        return nn.functional.gelu(x)
+    # torch's own calls oneDNN, whose set-up costs more than the arithmetic of a few tokens.
+    return x * torch.special.ndtr(x)
 
 
 @final

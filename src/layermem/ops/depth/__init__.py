@@ -153,18 +153,20 @@ def mix_newest(
     Returns the sums (without weights, the state), and what is to be appended to ``before``: the
     state, and where a compiler has stored a state the token of ``_Chained``, [B, T, S, D].
     """
-    states, tokens = stored_states(before), [token for token in before if token.dim() == 4]
-    traced = torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    if not tokens and not (traced and torch.is_grad_enabled()):
-        x = store(x, states, room)
-        return (x[None] if weights is None else mix([*states, x], weights)), (x,)
+    token = before[-1] if before and before[-1].dim() == 4 else None
+    if token is None and not (
+        torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        x = store(x, before, room)
+        return (x[None] if weights is None else mix([*before, x], weights)), (x,)
+    if token is None:
+        token = x.new_zeros(*x.shape[:2], 0, x.shape[2], dtype=products.widest(x.dtype))
     if weights is None:
-        return x[None], (
-            x,
-            x.new_zeros(*x.shape[:2], 0, x.shape[2], dtype=products.widest(x.dtype)),
-        )
+        return x[None], (x, token)
     with autocast_disabled(weights):
-        sums, token = _Chained.apply(weights, tokens[-1], *states, x)
+        sums, token = _Chained.apply(weights, token, *stored_states(before), x)
     return sums, (x, token)
 
 

@@ -31,6 +31,11 @@ def widest(*dtypes: torch.dtype) -> torch.dtype:
 
 def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
     """Compute ``naive.mix``."""
+    if weights.dim() == 4 and states[0].numel() <= _FEW:
+        stacked = torch.stack(tuple(states), dim=2)
+        wide = widest(stacked.dtype)
+        sums = weights.to(wide) @ stacked.to(wide)
+        return sums.to(stacked.dtype).movedim(2, 0)
     dtype, count, shape = common_dtype(states), count_sums(weights), states[0].shape
     weights = weights.to(widest(dtype))
     if mixes_pieces(states, weights):
