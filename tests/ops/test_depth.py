@@ -4,8 +4,10 @@ import gc
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from tiny import live_tensors
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +20,7 @@ SUMS = 3
 class Unstored:
     """The equations alone, differentiated by autograd."""
 
-    mix, mix_heads = staticmethod(naive.mix), staticmethod(naive.mix_heads)
+    mix = staticmethod(naive.mix)
     score, inverse_rms = staticmethod(naive.score), staticmethod(naive.inverse_rms)
     store = staticmethod(lambda x, *_, apart=False: x)
 
@@ -31,7 +33,7 @@ def test_many_sums_as_one_tensor_equal_their_equation(dtype):
     states[1].requires_grad_(False)
 
     def outcome(ops, weights, states, **grad):
-        out = ops.mix_heads(states, weights)
+        out = ops.mix(states, weights)
         wanted = [weights, *(x for x in states if x.requires_grad)]
         factor = torch.linspace(-1, 1, out.numel()).to(dtype).view_as(out)
         return [out, *torch.autograd.grad((out * factor).sum(), wanted, **grad)]
@@ -44,7 +46,7 @@ def test_many_sums_as_one_tensor_equal_their_equation(dtype):
     assert_all_close(outcome(depth, weights, states), expected)
     assert_all_close(outcome(depth, weights, states, create_graph=True)[:1], expected[:1])
     with torch.no_grad():
-        assert_all_close([depth.mix_heads(states, weights)], expected[:1])
+        assert_all_close([depth.mix(states, weights)], expected[:1])
 
 
 def assert_all_close(got, expected):
@@ -56,8 +58,8 @@ def assert_all_close(got, expected):
 def test_second_derivatives_of_many_sums():
     states = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     weights = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda w, *xs: depth.mix_heads(xs, w), (weights, *states))
-    torch.autograd.gradgradcheck(lambda w, *xs: depth.mix_heads(xs, w), (weights, *states))
+    torch.autograd.gradcheck(lambda w, *xs: depth.mix(xs, w), (weights, *states))
+    torch.autograd.gradgradcheck(lambda w, *xs: depth.mix(xs, w), (weights, *states))
 
 
 class Chain(nn.Module):
@@ -97,7 +99,6 @@ class Chain(nn.Module):
                 constant,
                 *ops.mix(states, per_token),
                 *ops.mix(states, self.several[i]),
-                *ops.mix_heads(states, self.several[i]),
                 *ops.mix(states, self.channels[i]),
             ]
             x = sum(part * (k + 1) for k, part in enumerate(parts)).tanh() @ linear + states[-1]
@@ -252,8 +253,8 @@ def test_a_watched_state_sees_its_whole_gradient(apart):
         state.retain_grad()
         state.register_hook(seen.append)
         states = [state, ops.store(x * 3, [state], 2, apart=apart)]
-        out = ops.mix_heads(states, torch.ones(3, 2).double())
-        out = out.sum(0) + ops.mix(states, torch.ones(1, 2).double())[0]
+        out = ops.mix(states, torch.ones(3, 2).double()).sum(0)
+        out = out + ops.mix(states, torch.ones(1, 2).double())[0]
         (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
         grads.append([state.grad, *seen, x.grad])
     assert_same(*grads)
@@ -318,8 +319,7 @@ def test_memory_is_the_states_and_no_more():
     states, outs = [depth.store(x)], []
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight, vector in zip(weights, vectors, strict=True):
-            outs += [*depth.mix(states, weight), depth.score(states, vector)]
-            outs.append(depth.mix_heads(states, weight))
+            outs += [depth.mix(states, weight), depth.score(states, vector)]
             states.append(depth.store(x.detach().clone().requires_grad_()))
     constant = sum(t.nbytes for t in (*weights, *vectors))
     assert sum(kept.values()) == 6 * x.nbytes + constant
@@ -377,10 +377,10 @@ def test_gradients_of_states_that_share_memory_are_added_to_it(apart, monkeypatc
     x, weights = an_input(), torch.ones(3, 2).double().requires_grad_()
     states = [depth.store(x.sin(), (), 2, apart=apart)]
     states.append(depth.store(states[0].sin(), states, 2, apart=apart))
-    mixed = depth.mix_heads(states, weights) if apart else torch.stack(depth.mix(states, weights))
+    mixed = depth.mix(states, weights)
     calls, real = [], depth._Buffer.gradients
     monkeypatch.setattr(depth._Buffer, "gradients", lambda *a: calls.append(a) or real(*a))
-    monkeypatch.delattr(products, "mix_heads_gradients")
+    monkeypatch.delattr(products, "mix_gradients")
     mixed.sum().backward()
     assert len(calls) == 1
 
@@ -393,7 +393,7 @@ def test_states_in_half_precision_share_no_memory():
         second = depth.store(x * 2, [first], 2, apart=apart)
         assert first.untyped_storage().nbytes() == x.nbytes
         weights = torch.ones(3, 2, requires_grad=True)
-        mixed = depth.mix_heads([first, second], weights)
+        mixed = depth.mix([first, second], weights)
         (got,) = torch.autograd.grad(mixed.sum(), x)
         assert mixed.dtype == got.dtype == torch.bfloat16 and torch.equal(
             got, torch.full_like(x, 9)
@@ -408,8 +408,8 @@ def test_tensors_of_other_classes_are_mixed(needs_grad):
     weights = torch.randn(2, 3, generator=noise)
     both = [TwoTensor(x, x.clone()).requires_grad_(needs_grad) for x in states]
     stored = [depth.store(x, both[:j], 3, apart=True) for j, x in enumerate(both)]
-    mixed = depth.mix_heads(stored, TwoTensor(weights, weights.clone()))
-    torch.testing.assert_close(mixed.a, naive.mix_heads(states, weights))
+    mixed = depth.mix(stored, TwoTensor(weights, weights.clone()))
+    torch.testing.assert_close(mixed.a, naive.mix(states, weights))
     if needs_grad:
         grads = torch.autograd.grad(mixed.sum(), both)
         for j, grad in enumerate(grads):
@@ -429,8 +429,7 @@ def test_sums_of_some_of_the_states_of_a_buffer(kind):
         for _ in range(3):
             states.append(ops.store(states[-1].sin() + x, states, 4, apart=apart))
         pairs = [states[:2], states[2:], [states[2], states[0]], [states[3], x]]
-        mix = ops.mix_heads if apart else ops.mix
-        return [y for w, pair in zip(weights, pairs, strict=True) for y in mix(pair, w)]
+        return [y for w, pair in zip(weights, pairs, strict=True) for y in ops.mix(pair, w)]
 
     got, expected = (
         torch.autograd.grad(sum((i + 1) * y.square().sum() for i, y in enumerate(outs(ops))), both)
@@ -445,8 +444,7 @@ def test_many_gradients_at_once(apart):
     x = an_input()
     states = [depth.store(x, (), 2, apart=apart)]
     states.append(depth.store(states[0].sin(), states, 2, apart=apart))
-    mix = depth.mix_heads if apart else depth.mix
-    y = sum((i + 1) * out for i, out in enumerate(mix(states, x.new_ones(3, 2))))
+    y = sum((i + 1) * out for i, out in enumerate(depth.mix(states, x.new_ones(3, 2))))
     many = torch.eye(6, dtype=y.dtype)[:, None, None].expand(6, *y.shape)
     (together,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
     one_by_one = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in many]
@@ -459,7 +457,7 @@ def test_no_sequence_at_all(device):
     states = [depth.store(x, (), 2)]
     states.append(depth.store(states[0].sin(), states, 2))
     weights = torch.ones(2, 2, device=device, requires_grad=True)
-    total = sum(depth.mix(states, weights)).sum() + depth.mix_heads(states, weights).sum()
+    total = depth.mix(states, weights).sum()
     for grad, of in zip(
         torch.autograd.grad(total, (x, weights)),
         (x, weights),
@@ -497,6 +495,98 @@ def test_a_stored_state_cannot_be_changed_in_place():
         second.mul_(3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+class Newest(nn.Module):
+    """Layers that read what ``mix_newest`` returns; the first reads one state."""
+
+    def __init__(self, layers):
+        super().__init__()
+        noise = torch.Generator().manual_seed(0)
+        self.layers = range(layers)
+        self.to_weights = nn.ParameterList(
+            torch.randn(2 * n, 6, generator=noise).double() / 4 for n in range(2, layers + 1)
+        )
+
+    def layer(self, i, x, *before, ops=depth):
+        weights = (x @ self.to_weights[i - 1].T).unflatten(-1, (2, i + 1)).tanh() if i else None
+        if ops is depth:
+            sums, new = depth.mix_newest(x, before, weights, len(self.layers))
+        else:
+            sums, new = x[None] if weights is None else naive.mix([*before, x], weights), (x,)
+        return sums[-1] + sums[0].tanh(), *before, *new
+
+    def forward(self, x, ops=depth):
+        state, outs = (x,), []
+        for i in self.layers:
+            state = self.layer(i, *state, ops=ops)
+            outs.append(state[0])
+        return outs
+
+
+# Of the compiler, which looks at the inputs of a single layer.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("loss_of", [2, 4], ids=["a middle layer", "the last layer"])
+@pytest.mark.parametrize("how", ["eager", "compiled", "layers", "some layers"])
+def test_the_newest_state_is_mixed_with_all_before_it(how, loss_of):
+    """Also where a compiler has one layer at a time, or the first layers alone."""
+    torch.compiler.reset()
+    model, x = Newest(5), an_input()
+    expected = outcome_of(model(x, naive)[loss_of], model, x)
+    if how == "compiled":
+        outs = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    else:
+        if how != "eager":
+            compiled = torch.compile(model.layer, fullgraph=True, backend="aot_eager")
+            eager, last = model.layer, 5 if how == "layers" else 2
+            model.layer = lambda i, *a, **k: (compiled if i <= last else eager)(i, *a, **k)
+        outs = model(x)
+    assert_same(outcome_of(outs[loss_of], model, x), expected)
+
+
+def test_a_graph_without_gradients_equals_the_equations():
+    torch.compiler.reset()
+    model, x = Chain(), an_input()
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(got, model(x, Unstored))
+
+
+def outcome_of(y, model, x):
+    tensors, loss = tensors_of(model, x), y.square().sum()
+    return [y.detach(), *torch.autograd.grad(loss, tensors, materialize_grads=True)]
+
+
+def test_compiled_calls_of_a_layer_do_not_grow():
+    """The graph is linear in depth, and what is saved of a layer is its state and weights."""
+    counts = {}
+
+    def compiler(depth, kind):
+        def count(graph, _):
+            nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+            saved = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+            counts[depth, kind] = len(nodes)
+            if kind == "forward":
+                counts[depth, "saved"] = sum(node.meta["val"].numel() for node in saved)
+            return make_boxed_func(graph.forward)
+
+        return count
+
+    for layers in (4, 8, 16):
+        torch.compiler.reset()
+        backend = aot_autograd(
+            fw_compiler=compiler(layers, "forward"),
+            bw_compiler=compiler(layers, "backward"),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        model, x = Newest(layers), an_input()
+        torch.compile(model, fullgraph=True, backend=backend)(x)[-1].sum().backward()
+    for kind in ("forward", "backward"):
+        grown = [counts[layers, kind] for layers in (4, 8, 16)]
+        assert grown[2] - grown[1] == 2 * (grown[1] - grown[0])
+    # Beside weights over depth and their vectors.
+    weights = [sum(2 * n * (2 * 14 + 6) for n in range(2, layers + 1)) for layers in (8, 16)]
+    assert counts[16, "saved"] - counts[8, "saved"] - 2 * (weights[1] - weights[0]) <= 8 * 6 * 84
 
 
 def test_scores_are_wide_under_autocast():

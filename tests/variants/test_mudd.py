@@ -32,6 +32,16 @@ def test_each_way_reads_its_own_mixture(ids):
     assert not torch.allclose(inputs[1], embedding)
 
 
+def test_weights_of_few_tokens_are_those_that_training_has():
+    """Without gradients the same function is computed by fewer and cheaper calls."""
+    weights = build("mudd", **TINY).model.layers[2].attn_connection.place.weights
+    torch.nn.init.normal_(weights.outer)
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)) * 4
+    expected = weights(x)
+    with torch.no_grad():
+        torch.testing.assert_close(weights(x), expected)
+
+
 def test_a_pretrained_llama_computes_what_it_did(ids, tmp_path):
     """Also where its norms have been trained: the new norms of keys and values have its gains."""
     torch.manual_seed(0)

@@ -200,7 +200,7 @@ class Place(nn.Module):
             read = *completed, *self.source(store(x))
         states, inverse = list(read[::2]), list(read[1::2])
         if self.weights is not None:
-            (mixture,) = mix(states, self.weights(states, inverse))
+            mixture = mix(states, self.weights(states, inverse)).squeeze(0)
         elif states:
             mixture = states[0]
         if self.gate is not None:

@@ -167,8 +167,7 @@ class ReadThreeWays(Connection):
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
         sources = list(state[1:])
         mean, by_channel = self.channels()
-        by_token = mix(sources, self.weights(sources, mean))
-        sums = [a + b for a, b in zip(by_token, mix(sources, by_channel), strict=True)]
+        sums = (mix(sources, self.weights(sources, mean)) + mix(sources, by_channel)).unbind()
         inputs = dict(zip(self.ways, map(norm, sums), strict=True))
         query = inputs["query"]
         # Nothing reads the input of a part that is not projected.

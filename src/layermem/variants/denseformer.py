@@ -116,7 +116,7 @@ class MixAfterLayer(Connection):
         outputs.append(store(x + y, outputs))
         if self.weights is None:
             return outputs[-1], *outputs
-        (mixed,) = mix([outputs[j] for j in self.depths], self.weights())
+        mixed = mix([outputs[j] for j in self.depths], self.weights()).squeeze(0)
         return mixed, *outputs
 
 

@@ -50,7 +50,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix, mix_heads, store
+from layermem.ops.depth import mix, store
 
 
 @strict
@@ -129,10 +129,7 @@ class HeadMixtures(Connection):
         carry = (*state, normed)
         if self.weights is None:
             return normed, carry
-        weights, states = self.weights(normed), carry[1:]
-        mixtures = (
-            mix_heads(states, weights) if self.is_static else torch.stack(mix(states, weights))
-        )
+        mixtures = mix(carry[1:], self.weights(normed))
         return (normed, mixtures, mixtures), carry
 
 

@@ -54,8 +54,13 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix, store
+from layermem.ops.depth import mix_newest, stored_states
 from layermem.ops.norm import rms_norm
+from layermem.ops.shared_gradient import is_traced
+
+# Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
+# arithmetic.
+_FEW = 16384
 
 
 @strict
@@ -85,7 +90,7 @@ class MuddWeights(DepthWeights):
 
     def forward(self, x: Tensor) -> Tensor:
         unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
-        hidden = nn.functional.gelu(nn.functional.linear(unit, self.inner))
+        hidden = _gelu(nn.functional.linear(unit, self.inner))
         dynamic = nn.functional.linear(hidden, self.outer)
         return dynamic.unflatten(-1, self.static.shape) + self.static
 
@@ -100,6 +105,13 @@ class MuddWeights(DepthWeights):
         static = torch.zeros(self.static.shape, device="cpu")
         static[:, -1] = float(self.starts_at_newest)
         initialization.copy_(self.static, static)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or is_traced() or not x.is_cpu or x.numel() > _FEW:
+        return nn.functional.gelu(x)
+    # torch's own calls oneDNN, whose set-up costs more than the arithmetic of a few tokens.
+    return x * torch.special.ndtr(x)
 
 
 @final
@@ -132,19 +144,17 @@ class Place(nn.Module):
         norms = (MixtureNorm(width, eps) for _ in readers)
         self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
 
-    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
-        """Return what each way reads, and the newest source."""
-        if self.source_norm is None:
-            x = newest = store(x, sources, self.room)
-        else:
-            newest = store(self.source_norm(x), sources, self.room)
-        if self.weights is None:
-            return x, newest
-        mixtures = mix([*sources, newest], self.weights(x))
+    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the ways read, [ways, B, T, D], and what is appended to the sources."""
+        newest = x if self.source_norm is None else self.source_norm(x)
+        weights = None if self.weights is None else self.weights(x)
+        mixtures, new = mix_newest(newest, sources, weights, self.room)
+        if weights is None:
+            return x[None], new
         if self.mixture_norms is not None:
-            pairs = zip(self.mixture_norms, mixtures, strict=True)
-            mixtures = [x + norm(mixture) for norm, mixture in pairs]
-        return *mixtures, newest
+            pairs = zip(self.mixture_norms, mixtures.unbind(), strict=True)
+            mixtures = torch.stack([x + norm(mixture) for norm, mixture in pairs])
+        return mixtures, new
 
 
 @final
@@ -153,6 +163,7 @@ class Gains(nn.Module):
 
     def __init__(self, width: int, parts: tuple[Part, ...]) -> None:
         super().__init__()
+        self.parts = parts
         for part in parts:
             self.register_parameter(part, nn.Parameter(torch.empty(width)))
 
@@ -161,8 +172,8 @@ class Gains(nn.Module):
         for gain in self.parameters():
             initialization.ones_(gain)
 
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        return [x * gain for x, gain in zip(inputs, self.parameters(), strict=True)]
+    def forward(self, *inputs: Tensor) -> dict[Part, Tensor]:
+        return {part: x * getattr(self, part) for part, x in zip(self.parts, inputs, strict=True)}
 
 
 @final
@@ -182,10 +193,10 @@ class OutputsStream(Stream):
         A decoder that leaves out its last layers, as one that drafts for itself does, has none for
         the sources it has: it ends with its newest output.
         """
-        if len(state) != self.count:
+        if len(stored_states(state)) != self.count:
             return state[0]
-        residual: Tensor = self.place(*state)[0]
-        return residual
+        mixtures: Tensor = self.place(*state)[0]
+        return mixtures.squeeze(0)
 
 
 @final
@@ -194,19 +205,20 @@ class ReadFourWays(Connection):
 
     def __init__(self, config: MuddConfig, layers: int) -> None:
         super().__init__()
-        self.parts = _parts(config, layers)
-        self.place = Place(config, layers, ("query", *self.parts, "residual"))
-        self.gains = Gains(config.hidden_size, self.parts) if layers and self.parts else None
+        parts = _parts(config, layers)
+        self.place = Place(config, layers, ("query", *parts, "residual"))
+        self.gains = Gains(config.hidden_size, parts) if layers and parts else None
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
-        *mixtures, newest = self.place(*state)
-        carry = (mixtures[-1], *state[1:], newest)
-        query = norm(mixtures[0])
-        if self.gains is None:
-            return query, carry
-        inputs = dict(zip(self.parts, self.gains(*map(norm, mixtures[1:-1])), strict=True))
+        mixtures, new = self.place(*state)
+        count = len(mixtures)
+        # The first layer reads one state for all.
+        inputs, residual = mixtures.split((count - 1, 1)) if count > 1 else (mixtures, mixtures)
+        query, *others = norm(inputs).unbind()
+        parts = {} if self.gains is None else self.gains(*others)
         # Nothing reads the input of a part that is not projected.
-        return (query, inputs.get("key", query), inputs.get("value", query)), carry
+        read = query, parts.get("key", query), parts.get("value", query)
+        return read, (residual.squeeze(0), *state[1:], *new)
 
     def write(self, carry: Any, y: Tensor) -> State:
         residual, *sources = carry

@@ -1,10 +1,10 @@
 """Weighted sums of states of different depths, whose backward computes each state's gradient once.
 
     mix           out_c = sum_j weights[c, j] x_j        weights constant, per channel or per token
-    mix_heads     the same of constant weights, C sums as one tensor
     score         out[..., c, j] = vectors[c] . x_j      numbers for each token and state
     inverse_rms   1 / sqrt(mean(x^2) + eps) of each token of one state
     store         marks a state that several of these will read
+    mix_newest    stores a state and mixes it with all before it, by weights per token
 
 A reader of a stored state leaves its incoming gradient and its weights with the node of the state
 (``ops/shared_gradient.py``), which accumulates them in place; several sums of states that share
@@ -14,12 +14,13 @@ memory are one product, added to a gradient of that memory's shape:
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
 
-For ``mix`` such states lie together by token, for ``mix_heads`` apart. Of others ``mix_heads``
-hands autograd a gradient each, from one product: less work than to read every gradient for every
-state.
+For weights per token such states lie together by token, for several sums by constant weights apart.
+Of others these sums hand autograd a gradient each, from one product: less work than to read every
+gradient for every state.
 
 Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
-and ``create_graph=True`` the equations of naive.py are differentiated.
+and ``create_graph=True`` the equations of naive.py are differentiated, but for ``mix_newest``: a
+compiled layer hands the gradients of all states so far to the layer below as that of a token.
 
 Letters: S states, C sums, B batch, T tokens, D width.
 """
@@ -112,8 +113,8 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool
 
     ``after`` are the states stored before it in this forward, of ``room`` in all, for which the
     first takes memory. There a product reads those that follow each other at once: token after
-    token for ``mix`` and ``score``, or if the first was stored ``apart``, each state in one piece,
-    for ``mix_heads``. The backward of several sums takes as much memory again, for their gradients.
+    token, or if the first was stored ``apart``, each state in one piece, which several sums by
+    constant weights read. The backward of several sums takes as much memory again.
     """
     if not torch.is_grad_enabled() or is_traced():
         return x
@@ -132,25 +133,46 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1, *, apart: bool
     return stored
 
 
-def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
     """Compute ``naive.mix``."""
-    if is_traced():
+    # A compiler that needs no gradients gets one product in place of S for each sum.
+    if is_traced() and (torch.is_grad_enabled() or not torch.compiler.is_compiling()):
         return naive.mix(states, weights)
     if torch.is_grad_enabled():
-        return list(_Mix.apply(weights, *map(readable, states)))
+        mixed: Tensor = _Mix.apply(weights, *map(readable, states))
+        return mixed
     with autocast_disabled(weights):
         return products.mix(states, weights)
 
 
-def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute ``naive.mix_heads``."""
-    if is_traced():
-        return naive.mix_heads(states, weights)
-    if torch.is_grad_enabled():
-        mixed: Tensor = _MixHeads.apply(weights, *map(readable, states))
-        return mixed
+def mix_newest(
+    x: Tensor, before: Sequence[Tensor], weights: Weights | None, room: int = 1
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Store a state, and mix it with all that were stored ``before`` it, by weights per token.
+
+    Returns the sums (without weights, the state), and what is to be appended to ``before``: the
+    state, and where a compiler has stored a state the token of ``_Chained``, [B, T, S, D].
+    """
+    token = before[-1] if before and before[-1].dim() == 4 else None
+    if token is None and not (
+        torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        x = store(x, before, room)
+        return (x[None] if weights is None else mix([*before, x], weights)), (x,)
+    if token is None:
+        token = x.new_zeros(*x.shape[:2], 0, x.shape[2], dtype=products.widest(x.dtype))
+    if weights is None:
+        return x[None], (x, token)
     with autocast_disabled(weights):
-        return products.mix_heads(states, weights)
+        sums, token = _Chained.apply(weights, token, *stored_states(before), x)
+    return sums, (x, token)
+
+
+def stored_states(before: Sequence[Tensor]) -> list[Tensor]:
+    """Return the states of what ``mix_newest`` has returned to be appended."""
+    return [x for x in before if x.dim() == 3]
 
 
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
@@ -190,72 +212,86 @@ class _Append(torch.autograd.Function):
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Weights, *states: Tensor) -> Grads:
+    def forward(ctx: Any, weights: Weights, *states: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *states)
         ctx.nodes = [_find_node(x) for x in states]
         with autocast_disabled(weights):
-            return tuple(products.mix(states, weights))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Grads:
-        if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, naive.mix, grads)
-        weights, *states = ctx.saved_tensors
-        needs_weights, *needs = ctx.needs_input_grad
-        d_states: list[Tensor | None] = [None] * len(states)
-        d_weights = None
-        fits = states[0].dtype == products.widest(weights.dtype) and weights.dim() != 3
-        together = len(grads) > 1 and fits and any(needs) and not _is_batched(grads)
-        shared = _in_buffer(states, ctx.nodes, apart=False) if together else None
-        with autocast_disabled(weights):
-            if shared is not None:
-                d_weights = products.add_mix_gradients(
-                    *shared, weights, grads, needs_weights=needs_weights
-                )
-                return d_weights, *d_states
-            if needs_weights:
-                d_weights = products.mix_weight_gradient(states, weights, grads)
-            wide = weights.to(products.widest(weights.dtype, grads[0].dtype))
-            for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
-                terms = [(grad, column(wide, c, j)) for c, grad in enumerate(grads)]
-                if not needs[j]:
-                    continue
-                if node is not None:
-                    for term in terms:
-                        leave(node, ("sum", *term))
-                else:
-                    d_states[j] = products.accumulate(None, terms).to(x.dtype)
-        return d_weights, *d_states
-
-
-class _MixHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, *states: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, *states)
-        ctx.nodes = [_find_node(x) for x in states]
-        with autocast_disabled(weights):
-            return products.mix_heads(states, weights)
+            return products.mix(states, weights)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Grads:
         if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, _mix_heads_as_list, (grad,))
+            return _differentiable_gradients(ctx, naive.mix, grad)
         weights, *states = ctx.saved_tensors
         needs_weights, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
         d_weights = None
-        fits = states[0].dtype == products.widest(weights.dtype) and not _is_batched((grad,))
-        shared = _in_buffer(states, ctx.nodes, apart=True) if fits and any(needs) else None
         with autocast_disabled(weights):
             if needs_weights:
-                d_weights = products.mix_heads_weight_gradient(states, weights, grad)
-            if shared is not None:
-                _, total = shared
-                products.add_mix_heads_gradients(total, weights, grad)
-            elif any(needs):
-                of_states = products.mix_heads_gradients(states, weights, grad)
-                d_states = [d if need else None for d, need in zip(of_states, needs, strict=True)]
+                d_weights = products.mix_weight_gradient(states, weights, grad)
+            if any(needs):
+                d_states = _state_gradients(states, ctx.nodes, needs, weights, grad)
         return d_weights, *d_states
+
+
+class _Chained(torch.autograd.Function):
+    """Mix states; return the sums and a token [B, T, S, D], which takes no memory.
+
+    By convention the gradient of the token is that which later layers have for these states. The
+    layer adds its own, keeps that of the states that are not in the token which it was given, and
+    hands the rest down. So a layer has as many products in a deep model as in a shallow one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, token: Tensor, *states: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(weights, *states)
+        ctx.handed = token.shape[2]
+        sums = products.mix(states, weights)
+        shape = *token.shape[:2], len(states), token.shape[3]
+        return sums, token.new_zeros(()).expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, total: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *states = ctx.saved_tensors
+        handed, dtype = ctx.handed, total.dtype
+        with autocast_disabled(weights):
+            d_weights = products.mix_weight_gradient(states, weights, grad)
+            rows, wide = (
+                grad.flatten(1, 2).transpose(0, 1).to(dtype),
+                weights.flatten(0, 1).to(dtype),
+            )
+            total = torch.baddbmm(total.flatten(0, 1), wide.transpose(1, 2), rows)
+        total = total.unflatten(0, grad.shape[1:3])
+        own = [total[:, :, j].to(x.dtype) for j, x in enumerate(states) if j >= handed]
+        return d_weights, total[:, :, :handed], *[None] * handed, *own
+
+
+def _state_gradients(
+    states: Sequence[Tensor],
+    nodes: Sequence[Any | None],
+    needs: Sequence[bool],
+    weights: Weights,
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """Return the gradients of the states of ``mix`` that are not left with nodes."""
+    d_states: list[Tensor | None] = [None] * len(states)
+    if _adds_in_buffer(weights, grad):
+        total = _gradients_in_buffer(states, nodes, weights)
+        if total is not None:
+            products.add_mix_gradients(total, weights, grad)
+            return d_states
+    if products.mixes_pieces(states, weights):
+        of_states = products.mix_gradients(states, weights, grad)
+        return [d if need else None for d, need in zip(of_states, needs, strict=True)]
+    wide = weights.to(products.widest(weights.dtype, grad.dtype))
+    for j, (x, node) in enumerate(zip(states, nodes, strict=True)):
+        terms = [(part, column(wide, c, j)) for c, part in enumerate(grad)]
+        if needs[j] and node is not None:
+            for term in terms:
+                leave(node, ("sum", *term))
+        elif needs[j]:
+            d_states[j] = products.accumulate(None, terms).to(x.dtype)
+    return d_states
 
 
 class _Score(torch.autograd.Function):
@@ -269,7 +305,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> Grads:
         if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, _score_as_list, (grads,))
+            return _differentiable_gradients(ctx, naive.score, grads)
         vectors, *states = ctx.saved_tensors
         needs_vectors, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
@@ -315,14 +351,6 @@ class _InverseRms(torch.autograd.Function):
             return products.accumulate(None, [term]).to(x.dtype), None
 
 
-def _mix_heads_as_list(states: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-    return [naive.mix_heads(states, weights)]
-
-
-def _score_as_list(states: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
-    return [naive.score(states, vectors)]
-
-
 def _gather(parts: list[Part], direct: Grads) -> Grads:
     """Return the direct gradient plus what the readers have left."""
     if not parts:
@@ -341,43 +369,39 @@ def _gather(parts: list[Part], direct: Grads) -> Grads:
     return (total,)
 
 
-def _in_buffer(
-    states: Sequence[Tensor], nodes: Sequence[Any | None], *, apart: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return states and their gradients of the running backward, to add to, as views [B T, S, D] of
-    one buffer of this order; None: they do not follow each other in one."""
+def _gradients_in_buffer(
+    states: Sequence[Tensor], nodes: Sequence[Any | None], weights: Weights
+) -> Tensor | None:
+    """Return the gradients of states in the running backward, to add to, as a view [B T, S, D] of
+    their buffer; None: they do not follow each other in one, or lie apart for weights per token."""
     buffers = {getattr(node, "buffer", None) for node in nodes}
     buffer = buffers.pop()
-    if buffers or buffer is None or buffer.apart != apart:
+    if buffers or buffer is None or (buffer.apart and weights.dim() != 2):
         return None
-    if (first := buffer.position(states)) is None:
-        return None
-    rows = buffer.tensor[:, first : first + len(states)]
-    return rows, buffer.gradients(nodes, first)
+    first: int | None = buffer.position(states)
+    return None if first is None else buffer.gradients(nodes, first)
 
 
-def _is_batched(grads: Sequence[Tensor]) -> bool:
-    """Whether the backward is of many gradients at once (``is_grads_batched=True``), which cannot
-    be added to one in place."""
+def _adds_in_buffer(weights: Weights, grad: Tensor) -> bool:
+    """Whether several sums can add to a gradient in place: those of a backward of many gradients at
+    once (``is_grads_batched=True``) cannot."""
     functorch = torch._C._functorch
-    return any(
-        functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
-        for grad in grads
-    )
+    batched = functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+    return len(grad) > 1 and weights.dim() != 3 and not batched
 
 
 def _find_node(x: Tensor) -> Any | None:
     return find_node(x, _gather)
 
 
-def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) -> Grads:
+def _differentiable_gradients(ctx: Any, equation: Any, grad: Tensor) -> Grads:
     """Return gradients that can themselves be differentiated (``create_graph=True``)."""
 
-    def of_all(first: Tensor, *states: Tensor) -> list[Tensor]:
-        outs: list[Tensor] = equation(states, first)
-        return outs
+    def of_all(first: Tensor, *states: Tensor) -> Tensor:
+        out: Tensor = equation(states, first)
+        return out
 
-    return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads)
+    return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, (grad,))
 
 
-__all__ = ["inverse_rms", "mix", "mix_heads", "score", "store"]
+__all__ = ["inverse_rms", "mix", "mix_newest", "score", "store", "stored_states"]

@@ -4,6 +4,7 @@ Letters: S states, C sums, B batch, T tokens, D width.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ Weights = Tensor
 """Constant [C, S], per channel [C, S, D] or per token [B, T, C, S]."""
 
 
-def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
-    """Return the C sums over j of weights[c, j] * states[j], [B, T, D] each.
+def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
+    """Return the C sums over j of weights[c, j] * states[j], [C, B, T, D].
 
     They are summed in float32 at least and rounded once, to the dtype of the states.
     """
@@ -28,12 +29,7 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
             start=torch.zeros((), dtype=wide, device=weights.device),
         )
         sums.append(total.to(dtype))
-    return sums
-
-
-def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Return the sums of ``mix`` by constant weights [C, S] as one tensor, [C, B, T, D]."""
-    return torch.stack(mix(states, weights))
+    return torch.stack(sums)
 
 
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
@@ -62,7 +58,4 @@ def column(weights: Weights, c: int, j: int) -> Tensor:
 
 def common_dtype(states: Sequence[Tensor]) -> torch.dtype:
     """Return the dtype to which all states can be promoted."""
-    dtype = states[0].dtype
-    for x in states[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return dtype
+    return reduce(torch.promote_types, {x.dtype for x in states})

@@ -1,10 +1,10 @@
 """The products of sums over depth, without an intermediate as large as all states.
 
-States that share memory are read where they are, by one product. Otherwise, one sum is
-accumulated state by state, in place. Several sums of one list of states read it once: a
-tile of tokens is copied into a scratch [tile, S, D], which stays in the processor's cache, and
-multiplied by the weights of all sums. The same is done with few tokens, as at decoding, where calls
-cost more than arithmetic.
+States that share memory are read where they are, by one product. States of few tokens, as at
+decoding, are copied for it: there calls cost more than arithmetic. Otherwise, one sum is
+accumulated state by state, in place. Several sums of one list of states read it once: a tile of
+tokens is copied into a scratch [tile, S, D], which stays in the processor's cache, and multiplied
+by the weights of all sums.
 
 Letters: S states, C sums, B batch, T tokens, N = B T, D width.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from layermem.ops.depth.naive import Weights, column, common_dtype, count_sums
 
 _TILE = 128
-# Up to this many numbers in a state, one sum is computed in tiles too.
+# Up to this many numbers in a state, states are copied into one tensor.
 _FEW = 16384
 
 
@@ -29,95 +29,67 @@ def widest(*dtypes: torch.dtype) -> torch.dtype:
     return wide
 
 
-def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+def mix(states: Sequence[Tensor], weights: Weights) -> Tensor:
     """Compute ``naive.mix``."""
-    dtype, count = common_dtype(states), count_sums(weights)
+    if weights.dim() == 4 and states[0].numel() <= _FEW:
+        stacked = torch.stack(tuple(states), dim=2)
+        wide = widest(stacked.dtype)
+        sums = weights.to(wide) @ stacked.to(wide)
+        return sums.to(stacked.dtype).movedim(2, 0)
+    dtype, count, shape = common_dtype(states), count_sums(weights), states[0].shape
     weights = weights.to(widest(dtype))
-    matrix = None if weights.dim() == 3 else _shared_memory(states, weights.dtype)
+    if mixes_pieces(states, weights):
+        return (weights @ _pieces(states, weights.dtype)).view(count, *shape).to(dtype)
+    matrix = None if weights.dim() == 3 else _as_matrix(states, weights.dtype)
     if matrix is not None:
-        by_token = _by_token(weights, len(matrix))
-        sums = torch.bmm(by_token, matrix).unflatten(0, states[0].shape[:2])
-        return [total.contiguous() for total in sums.unbind(2)]
-    if weights.dim() == 3 or not _in_tiles(states, count):
-        return [
+        sums = torch.bmm(_by_token(weights, len(matrix)), matrix).to(dtype)
+        return sums.transpose(0, 1).contiguous().view(count, *shape)
+    if weights.dim() == 3 or count == 1:
+        parts = [
             accumulate(None, [(x, column(weights, c, j)) for j, x in enumerate(states)]).to(dtype)
             for c in range(count)
         ]
-    shape = states[0].shape
-    outs = [states[0].new_empty(shape, dtype=dtype).view(-1, shape[-1]) for _ in range(count)]
-    by_token = _by_token(weights, len(outs[0]))
+        return torch.stack(parts) if count > 1 else parts[0][None]
+    out = states[0].new_empty(count, shape[0] * shape[1], shape[2], dtype=dtype)
+    by_token = _by_token(weights, out.shape[1])
     for tokens, scratch in _tiles(states, weights.dtype):
-        sums = torch.bmm(by_token[tokens], scratch)
-        for out, total in zip(outs, sums.unbind(1), strict=True):
-            out[tokens] = total
-    return [out.view(shape) for out in outs]
+        out[:, tokens] = torch.bmm(by_token[tokens], scratch).transpose(0, 1)
+    return out.view(count, *shape)
 
 
-def add_mix_gradients(
-    matrix: Tensor,
-    total: Tensor,
-    weights: Weights,
-    grads: Sequence[Tensor],
-    *,
-    needs_weights: bool = True,
-) -> Tensor | None:
-    """Add the gradients of the states of ``mix``, [N, S, D] as the states, to ``total``; return
-    that of the weights, if it is needed."""
-    rows = torch.stack([grad.reshape(-1, grad.shape[-1]).to(total.dtype) for grad in grads], dim=1)
-    by_token = _by_token(weights.to(total.dtype), len(rows)).transpose(1, 2)
+def mixes_pieces(states: Sequence[Tensor], weights: Weights) -> bool:
+    """Whether states are read whole by one product: for several sums, not token after token."""
+    if weights.dim() != 2 or len(weights) == 1:
+        return False
+    return states[0].stride(1) < len(states) * states[0].shape[2]
+
+
+def mix_gradients(states: Sequence[Tensor], weights: Tensor, grad: Tensor) -> Iterator[Tensor]:
+    """Return the gradients of the states of ``mix`` by constant weights, from one product."""
+    wide = weights.to(widest(weights.dtype, common_dtype(states)))
+    of_states = wide.t() @ grad.reshape(len(weights), -1).to(wide.dtype)
+    return (d.view_as(x).to(x.dtype) for d, x in zip(of_states, states, strict=True))
+
+
+def add_mix_gradients(total: Tensor, weights: Weights, grad: Tensor) -> None:
+    """Add the gradients of the states of ``mix`` to ``total`` [N, S, D], a view of a buffer."""
+    weights, rows = weights.to(total.dtype), grad.flatten(1, 2).to(total.dtype)
+    if total.stride(0) == total.shape[2]:
+        # States apart: a view, never a copy.
+        total.transpose(0, 1).flatten(1).addmm_(weights.t(), rows.flatten(1))
+        return
+    by_token, rows = _by_token(weights, len(total)).transpose(1, 2), rows.transpose(0, 1)
     # On a CPU a tile of the product stays in the cache until it is added.
     step = _TILE if total.device.type == "cpu" else max(1, len(rows))
     for start in range(0, len(rows), step):
         tokens = slice(start, start + step)
         total[tokens].add_(torch.bmm(by_token[tokens], rows[tokens]))
-    if not needs_weights:
-        return None
-    return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
-
-
-def _sum_over_tokens(by_token: Tensor, weights: Weights) -> Tensor:
-    """Return the gradient of weights from that of each token's, [N, C, S]."""
-    total = by_token.view_as(weights) if weights.dim() == 4 else by_token.sum(0)
-    return total.to(weights.dtype)
-
-
-def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute ``naive.mix_heads``: one product, which is copied nowhere."""
-    dtype = common_dtype(states)
-    wide = weights.to(widest(dtype))
-    return (wide @ _pieces(states, wide.dtype)).view(len(wide), *states[0].shape).to(dtype)
-
-
-def mix_heads_weight_gradient(states: Sequence[Tensor], weights: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the weights of ``mix_heads``."""
-    wide = widest(weights.dtype, common_dtype(states))
-    return (grad.reshape(len(weights), -1).to(wide) @ _pieces(states, wide).t()).to(weights.dtype)
-
-
-def mix_heads_gradients(
-    states: Sequence[Tensor], weights: Tensor, grad: Tensor
-) -> Iterator[Tensor]:
-    """Return the gradients of the states of ``mix_heads``."""
-    wide = weights.to(widest(weights.dtype, common_dtype(states)))
-    rows = grad.reshape(len(weights), -1).to(wide.dtype)
-    of_states = (wide.t() @ rows).view(len(states), *states[0].shape)
-    return (d.to(x.dtype) for d, x in zip(of_states, states, strict=True))
-
-
-def add_mix_heads_gradients(total: Tensor, weights: Tensor, grad: Tensor) -> None:
-    """Add the gradients of the states of ``mix_heads`` to ``total`` [N, S, D], which has each state
-    in one piece."""
-    count = total.shape[1]
-    # A view, never a copy.
-    pieces = total.transpose(0, 1).view(count, total.numel() // count)
-    rows = grad.flatten(1).to(total.dtype)
-    pieces.addmm_(weights.t().to(total.dtype), rows)
 
 
 def _pieces(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return states below each other, [S, N D]: a copy, unless they lie so in memory."""
     first = states[0]
-    if first.is_contiguous():
+    if first.is_contiguous() and not torch.compiler.is_compiling():
         matrix = _equally_spaced(states, dtype, first.numel())
         if matrix is not None:
             return matrix.transpose(0, 1).view(len(states), first.numel())
@@ -143,25 +115,26 @@ def accumulate(total: Tensor | None, terms: Sequence[tuple[Tensor, Tensor]]) -> 
     return owned
 
 
-def mix_weight_gradient(
-    states: Sequence[Tensor], weights: Weights, grads: Sequence[Tensor]
-) -> Weights:
-    """Return the gradient of the weights of ``mix`` from those of its sums."""
+def mix_weight_gradient(states: Sequence[Tensor], weights: Weights, grads: Tensor) -> Weights:
+    """Return the gradient of the weights of ``mix`` from that of its sums."""
     wide = widest(weights.dtype, common_dtype(states))
-    gradient = weights.new_empty(weights.shape, dtype=wide)
-    matrix = None if weights.dim() == 3 else _shared_memory(states, wide)
+    if mixes_pieces(states, weights):
+        rows = grads.reshape(len(weights), -1).to(wide)
+        return (rows @ _pieces(states, wide).t()).to(weights.dtype)
+    matrix = None if weights.dim() == 3 else _as_matrix(states, wide)
     if matrix is not None:
-        rows = torch.stack([grad.reshape(-1, grad.shape[-1]) for grad in grads], dim=1)
-        return _sum_over_tokens(torch.bmm(rows, matrix.transpose(1, 2)), weights)
-    if weights.dim() == 4 and _in_tiles(states, len(grads)):
-        by_token = gradient.view(-1, *weights.shape[2:])
-        flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        rows = grads.flatten(1, 2).transpose(0, 1).to(wide)
+        by_token = torch.bmm(rows, matrix.transpose(1, 2))
+        total = by_token.view_as(weights) if weights.dim() == 4 else by_token.sum(0)
+        return total.to(weights.dtype)
+    gradient = weights.new_empty(weights.shape, dtype=wide)
+    if weights.dim() == 4 and len(grads) > 1:
+        by_token, flat = gradient.view(-1, *weights.shape[2:]), grads.flatten(1, 2)
         for tokens, scratch in _tiles(states, wide):
-            tile = torch.stack([grad[tokens].to(wide) for grad in flat], dim=1)
+            tile = flat[:, tokens].transpose(0, 1).to(wide)
             by_token[tokens] = torch.bmm(tile, scratch.transpose(1, 2))
         return gradient.to(weights.dtype)
-    for c, grad in enumerate(grads):
-        grad = grad.to(wide)
+    for c, grad in enumerate(grads.to(wide)):
         for j, x in enumerate(states):
             if weights.dim() == 4:
                 gradient[:, :, c, j] = torch.linalg.vecdot(grad, x.to(wide))
@@ -176,16 +149,13 @@ def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Compute ``naive.score``."""
     wide = widest(common_dtype(states))
     vectors = vectors.to(wide)
-    matrix = _shared_memory(states, wide)
+    matrix = _as_matrix(states, wide)
     if matrix is not None:
         by_token = vectors.expand(len(matrix), -1, -1)
         # In this order: twice as fast on a CPU as the transposed product.
         return torch.bmm(by_token, matrix.transpose(1, 2)).unflatten(0, states[0].shape[:2])
     across = vectors.t()
-    if not _in_tiles(states, 1):
-        return torch.stack([x.to(wide) @ across for x in states], dim=-1)
-    scores = [(scratch @ across).transpose(1, 2) for _, scratch in _tiles(states, wide)]
-    return torch.cat(scores).unflatten(0, states[0].shape[:2])
+    return torch.stack([x.to(wide) @ across for x in states], dim=-1)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -196,7 +166,7 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 def score_vectors_gradient(states: Sequence[Tensor], vectors: Tensor, grads: Tensor) -> Tensor:
     """Return the gradient of the vectors of ``score`` from that of its output [B, T, C, S]."""
-    matrix = _shared_memory(states, grads.dtype)
+    matrix = _as_matrix(states, grads.dtype)
     if matrix is not None:
         return torch.bmm(grads.flatten(0, 1), matrix).sum(0).to(vectors.dtype)
     by_state = grads.flatten(0, 1).permute(2, 1, 0).contiguous()
@@ -209,6 +179,13 @@ def score_vectors_gradient(states: Sequence[Tensor], vectors: Tensor, grads: Ten
 def _by_token(weights: Weights, count: int) -> Tensor:
     """Return weights as [N, C, S]."""
     return weights.flatten(0, 1) if weights.dim() == 4 else weights.expand(count, -1, -1)
+
+
+def _as_matrix(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Return states as one tensor [N, S, D] of ``dtype``; None: it would be a large copy."""
+    if torch.compiler.is_compiling() or states[0].numel() <= _FEW:
+        return torch.stack(tuple(states), dim=2).to(dtype).flatten(0, 1)
+    return _shared_memory(states, dtype)
 
 
 def _shared_memory(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -239,10 +216,6 @@ def _equally_spaced(states: Sequence[Tensor], dtype: torch.dtype, step: int) -> 
         if x.shape != first.shape or x.stride() != stride or x.dtype != dtype:
             return None
     return first.as_strided((batch * tokens, len(states), width), (stride[1], step, 1))
-
-
-def _in_tiles(states: Sequence[Tensor], count: int) -> bool:
-    return count > 1 or states[0].numel() <= _FEW
 
 
 def _tiles(states: Sequence[Tensor], dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
