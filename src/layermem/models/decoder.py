@@ -221,7 +221,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         lent: list[Handed] = [("lent", self.layer_idx)] * self.self_attn.lends
         if routes is not None:
             return [] if self.lenders else [_BUFFER, *lent]
-        return [("slot", self.layer_idx)] * self.is_source + lent
+        slot: list[Handed] = [("slot", self.layer_idx)] * self.is_source
+        return slot + lent
 
     def forward(
         self, x: Tensor, *history: Tensor, routes: Shared | None = None, **kwargs: Any
@@ -238,14 +239,14 @@ class DecoderLayer(GradientCheckpointingLayer):
         state, and returns (x, k_2, v_2); with a buffer it is called with x and four tensors, and
         returns as many.
         """
-        buffered = routes is not None and not self.lenders
-        n_read = routes.handed_to(self.place) if buffered else 2 * len(self.reads())
+        buffer = None if self.lenders else routes
+        n_read = 2 * len(self.reads()) if buffer is None else buffer.handed_to(self.place)
         n_state = len(history) - n_read
         state, read = (x, *history[:n_state]), history[n_state:]
         slots: tuple[Slot, ...] | Slots = (
-            routes.slots(self.place, read)
-            if buffered
-            else tuple(zip(read[::2], read[1::2], strict=True))
+            tuple(zip(read[::2], read[1::2], strict=True))
+            if buffer is None
+            else buffer.slots(self.place, read)
         )
 
         inputs, carry = self.attn_connection.read(state, self.input_layernorm)
@@ -256,7 +257,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         inputs, carry = self.mlp_connection.read(state, self.post_attention_layernorm)
         x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
         new = new[n_state:] if self.stream_grows else new
-        return (x, *new, *(own_slot if self.is_source or buffered else ()), *lent)
+        return (x, *new, *(own_slot if self.is_source or buffer is not None else ()), *lent)
 
 
 def run_layer(
@@ -275,7 +276,7 @@ def run_layer(
     read = (tensor for name in layer.reads(routes) for tensor in handed[name])
     x, *new = layer(*state, *read, **kwargs)
     for name in reversed(layer.hands_on(routes)):
-        count = routes.handed_to(layer.place + 1) if name == _BUFFER else 2
+        count = routes.handed_to(layer.place + 1) if routes and name == _BUFFER else 2
         n_others = len(new) - count
         new, handed[name] = new[:n_others], tuple(new[n_others:])
     return (x, *state[1:], *new) if grows else (x, *new)

@@ -94,7 +94,7 @@ class DecoderStage(nn.Module):
 
     def _receive(
         self, inputs: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor, ...], dict[Handed, tuple[Tensor, Tensor]]]:
+    ) -> tuple[tuple[Tensor, ...], dict[Handed, tuple[Tensor, ...]]]:
         """Return the state, and what earlier layers have handed on."""
         if self._begin is not None:
             (ids,) = inputs

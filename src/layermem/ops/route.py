@@ -159,8 +159,8 @@ class Layer(torch.autograd.Function):
     def forward(
         ctx: Any, at: Place, x_k: Tensor, x_v: Tensor, t_k: Tensor, t_v: Tensor, *others: Tensor
     ) -> tuple[Tensor, ...]:
-        *others, key, value = others
-        p, w = others[: at.n_handed - 4], others[at.n_handed - 4 :]
+        p, w = [*others[: at.n_handed - 4]], others[at.n_handed - 4 : -2]
+        key, value = others[-2:]
         own, near, place = at.all_rows()
         x, slot = _put_both((x_k, x_v), own, (key, value), key.shape)
         compiling = torch.compiler.is_compiling()

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layermem.ops.route import Slot
+from layermem.ops.route import Slot, Slots
 from layermem.ops.shared_buffer import Shared
 
 if TYPE_CHECKING:
     from layermem.retrofit.attachment import Attachment
 
-Router = Callable[[Tensor, Sequence[Slot]], Slot]
+Router = Callable[[Tensor, Sequence[Slot] | Slots], Slot]
 BeginRoutes = Callable[[Tensor], Shared | None]
 
 
