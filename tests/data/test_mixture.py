@@ -131,7 +131,7 @@ def test_what_one_source_holds_out_and_another_would_train_on_is_refused(
     a document counts where it is split."""
     monkeypatch.setattr(sources, "MAX_CHARACTERS", 600)
     (tmp_path / "books").mkdir()
-    texts = {n: "".join(f"{i} of {n} and more.\n" for i in range(400)) for n in "abd"}
+    texts = {n: "".join(f"{i} of {n} and more.\n" for i in range(400)) for n in ("a", "b", "d")}
     for each in "ab":
         (tmp_path / "books" / f"{each}.txt").write_text(texts[each])
     write(tmp_path / "books" / "c.jsonl", "x", 60)
