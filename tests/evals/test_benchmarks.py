@@ -128,9 +128,9 @@ def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
     ask("--seeds", "1")
     assert len(list(folder.iterdir())) == asked + 1
     # What computes them.
-    for name in ("layermem", "torch", "transformers"):
+    for module in ("layermem_bench.evals.benchmarks", "torch", "transformers"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{name}.__version__", "9.9.9")
+            patch.setattr(f"{module}.__version__", "9.9.9")
             ask("--seeds", "1")
         asked += 1
         assert len(list(folder.iterdir())) == asked + 1

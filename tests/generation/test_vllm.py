@@ -45,7 +45,8 @@ def registered(monkeypatch):
 def test_architectures_that_checkpoints_name_are_registered_once(registered, tmp_path):
     for _ in range(2):
         plugin.register()
-    ours = {"PlainForCausalLM", "LimeForCausalLM", "ClaForCausalLM", "YocoForCausalLM"}
+    names = ("Plain", "Lime", "LimeHalf", "Cla", "Yoco")
+    ours = {f"{name}ForCausalLM" for name in names}
     assert set(registered) == {"LlamaForCausalLM", *ours}
     for name in plugin.SERVED:
         entry = lookup(name)

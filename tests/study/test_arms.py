@@ -118,7 +118,7 @@ def test_the_recipe_has_a_name_of_its_own():
 
 
 def test_a_variant_of_the_name_of_the_recipe_is_refused(monkeypatch):
-    monkeypatch.setattr(boards, "variants", lambda: ["plain", "lime", "recipe"])
+    monkeypatch.setattr(boards, "list_variants", lambda: ["plain", "lime", "recipe"])
     with pytest.raises(ValueError, match="a plugin's variant is called recipe"):
         parse_arms("plain,recipe")
 

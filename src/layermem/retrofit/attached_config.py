@@ -14,10 +14,11 @@ The model itself has the host's config.
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -35,6 +36,8 @@ class AttachedConfig(PreTrainedConfig):
     """The config of a host, and how memory is attached to its model."""
 
     model_type = MODEL_TYPE
+    # Some look here for the Auto class of an architecture that transformers does not name.
+    auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
     host: Any = None
     """The config of the host."""
     layer_memory: dict[str, Any] | None = None
@@ -52,7 +55,8 @@ class AttachedConfig(PreTrainedConfig):
         }
         host_class = CONFIG_MAPPING[config_dict["host_type"]]
         host, unused = host_class.from_dict(fields, return_unused_kwargs=True, **kwargs)
-        config = cls(host=host, layer_memory=config_dict["layer_memory"])
+        memory = config_dict["layer_memory"]
+        config = cls(host=host, layer_memory=memory, architectures=[*architectures])
         return (config, unused) if with_unused else config
 
     def __getattr__(self, name: str) -> Any:
