@@ -104,18 +104,27 @@ class Routes(Shared):
         self.handed = tuple(
             _stack(routers, sources[: len(routers)], rows, part) for part in range(1 + apart)
         )
-        is_exact = like.dtype.itemsize >= 4 and not _is_autocast(like)
+        # That of slots, but for norms under autocast.
+        is_autocast = _is_autocast(like)
+        self.dtype = torch.get_autocast_dtype(like.device.type) if is_autocast else like.dtype
+        self.weights = [weight.detach().to(self.dtype) for weight in self.handed]
+        is_exact = self.dtype.itemsize >= 4
         in_groups = is_exact and like.is_cpu and not torch.compiler.is_compiling()
         self.group = max(_GROUP, len(routers) // _GROUP) if in_groups else len(routers)
 
-    def begin(self, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """Return what the first layer begins with, from its slot."""
-        keys, values = (w.detach() for w in (self.handed[0], self.handed[-1]))
-        # One tensor where both are one: a compiler takes no tensor twice.
+    def weights_for(self, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Return W without its graph, in the dtypes of a slot: of both parts, or of each."""
+        if key.dtype == value.dtype == self.dtype:
+            return self.weights
+        # Each rounded once. A layer may run twice, and changes nothing here.
+        keys, values = self.handed[0].detach(), self.handed[-1].detach()
         is_one = len(self.handed) == 1 and key.dtype == value.dtype
-        self.weights = [keys.to(key.dtype), *([] if is_one else [values.to(value.dtype)])]
+        return [keys.to(key.dtype), *([] if is_one else [values.to(value.dtype)])]
+
+    def begin(self, key: Tensor, value: Tensor, handed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what the first layer begins with, from its slot and W with its graph."""
         sizes = key.numel() // self.rows, self.group * self.rows
-        weight, value_weight = (*self.handed, None)[:2]
+        weight, value_weight = (*handed, None)[:2]
         dtypes = key.dtype, value.dtype
         out: tuple[Tensor, ...] = Begin.apply(*sizes, dtypes, weight, value_weight)
         return out
@@ -137,7 +146,7 @@ class _Buffered(Slots):
     def append(self, key: Tensor, value: Tensor) -> None:
         self.own = key, value
         if self.layer == 0:
-            self.handed = self.routes.begin(key, value)
+            self.handed = self.routes.begin(key, value, self.handed)
         if self.handed and not self.routes.routed[self.layer]:
             self.handed = self._run()
 
@@ -154,7 +163,7 @@ class _Buffered(Slots):
             is_last=layer == routes.last,
             may_end_early=routes.may_end_early,
         )
-        return Layer.apply(at, *self.handed, *routes.weights, *self.own)
+        return Layer.apply(at, *self.handed, *routes.weights_for(*self.own), *self.own)
 
 
 def _stack(
