@@ -13,7 +13,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.decoder import DecoderLayer
-from layermem.models.keywords import CACHE
+from layermem.models.inputs import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.rope import rotate
 from layermem.variants.lime_half import LimeHalf, LimeHalfConfig, LimeHalfForCausalLM
