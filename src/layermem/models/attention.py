@@ -13,7 +13,8 @@ from layermem.models.inputs import CACHE, update_cache
 from layermem.models.layers import AbsentLinear, HeadwiseLinear, eager_attention
 from layermem.models.seams import Inputs, Variant
 from layermem.ops.rope import rotate, rotate_both
-from layermem.ops.route import Slot, Slots
+from layermem.ops.route import Slot
+from layermem.ops.shared_buffer import Slots
 
 
 class Attention(nn.Module):

@@ -34,8 +34,8 @@ from layermem.models.memories import are_looked_at, begin_routes, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.prompt_cut import cut, may_cut
 from layermem.models.seams import State, Variant
-from layermem.ops.route import Slot, Slots
-from layermem.ops.shared_buffer import Shared
+from layermem.ops.route import Slot
+from layermem.ops.shared_buffer import Shared, Slots
 
 logger = logging.get_logger(__name__)
 

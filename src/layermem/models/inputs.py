@@ -258,9 +258,12 @@ def create_mask(
         # sees all.
         if cache is None and position_ids is None:
             return None
-        if isinstance(cache, DynamicCache) and type(cache) is DynamicCache:
-            if embeds.shape[1] == 1 or cache.get_seq_length() == 0:
-                return None
+        if (
+            isinstance(cache, DynamicCache)
+            and type(cache) is DynamicCache
+            and (embeds.shape[1] == 1 or cache.get_seq_length() == 0)
+        ):
+            return None
     mask: Tensor | None = create_causal_mask(
         config=config,
         inputs_embeds=embeds,

@@ -35,14 +35,16 @@ Letters: L layers, S slots of a route, R rows of a router (heads, or one), B bat
 width.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from layermem.ops.shared_gradient import autocast_disabled
+
+if TYPE_CHECKING:
+    from layermem.ops.shared_buffer import Slots
 
 Slot = tuple[Tensor, Tensor]
 """The key and the value of one layer before rope, [B, heads, T, E] each."""
@@ -58,10 +60,10 @@ def route(
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
     head minor, or [1, S], a scalar a slot for all of its heads. It is applied to keys, and to
     values unless they have a ``value_weight`` of that shape. Returns (key, value), each
-    [B, R, T, E]. A weight of heads may have another number of rows: that of output heads.
+    [B, R, T, E]. Slots of a shared buffer (``shared_buffer.Slots``) route themselves.
     """
-    if isinstance(slots, Slots):
-        return slots.route()
+    if not isinstance(slots, (tuple, list)):
+        return cast("Slots", slots).route()
     value_weight = weight if value_weight is None else value_weight
     _check_shapes(slots, weight, value_weight)
     keys, values = zip(*slots, strict=True)
@@ -76,41 +78,14 @@ def naive(parts: Sequence[Tensor], weight: Tensor) -> Tensor:
         return _as_slot(weight.to(stacked.dtype) @ stacked, parts[0].shape)
 
 
-class Slots(ABC):
-    """What a memory reads where layers share a buffer: the slots so far.
-
-    The layer calls ``append`` with its own slot and, if it has a router, ``route``.
-    """
-
-    own: Slot
-    # What the layer hands to the next one.
-    handed: tuple[Tensor, ...] = ()
-
-    def __getitem__(self, index: Literal[-1]) -> Slot:
-        """Return the own slot, as a sequence of slots does."""
-        return self.own
-
-    @abstractmethod
-    def append(self, key: Tensor, value: Tensor) -> None:
-        """Take the slot of the layer, [B, R, T, E] each."""
-
-    @abstractmethod
-    def route(self) -> Slot:
-        """Return what the layer attends to."""
-
-
 class Place(NamedTuple):
     """Where a layer is among those that share a buffer."""
 
     layer: int
     layers: int
     rows: int
-    group: int
-    """Layers of a group."""
-    first_read: int
-    """The first layer that it reads."""
-    routes: bool
-    """Whether it has a router."""
+    group: int  # how many layers a group has
+    first_read: int  # the first layer that it reads
 
     @property
     def is_last(self) -> bool:
@@ -132,8 +107,7 @@ class Place(NamedTuple):
 class Begin(torch.autograd.Function):
     """Make X, its tokens, and P if there are groups; in the backward, the routers' gradients."""
 
-    # Without *weights: dynamo would take a forward of as many tensors as it has names for one
-    # without ``ctx``.
+    # Without *weights: where a forward has as many tensors as names, dynamo leaves ``ctx`` out.
     @staticmethod
     def forward(
         ctx: Any,
@@ -179,15 +153,19 @@ class Layer(torch.autograd.Function):
         with autocast_disabled(x_k):
             if near.start and own.start == near.start:
                 p = [w[-i][near, : near.start] @ x[i][: near.start] for i in (0, 1)]
-            for i in (0, 1) if at.routes else ():
+            for i in (0, 1):
                 total, row = p[i][place] if near.start else None, w[-i][own, read]
                 total = row @ x[i][read] if total is None else torch.addmm(total, row, x[i][read])
                 routed.append(_as_slot(total, shape))
         return tuple(routed) if at.is_last else (*x, t_k, t_v, *p, *routed)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        _refuse_second_derivatives()
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "routing on a shared buffer has no second derivatives (create_graph=True); run the "
+                "forward and the backward inside layermem.ops.shared_buffer.using_naive()"
+            )
         # Asked for once: a checkpoint computes them again then.
         at, saved = ctx.at, ctx.saved_tensors
         w, kept = saved[: ctx.n_weights], saved[ctx.n_weights :]
@@ -198,12 +176,20 @@ class Layer(torch.autograd.Function):
         if at.is_last or d[0] is None:
             # The pass begins here. Below the last layer, the rows of those above are zero.
             sizes = at.layers * at.rows, ctx.shape.numel() // at.rows
-            d = [_new(part, sizes, zero=not at.is_last) for part in kept]
-            x = kept if at.is_last else [_new(part, sizes, zero=True) for part in kept]
-        if kept and not at.is_last and not _is_in(kept, x):
+            # Anomaly detection looks at all rows, which layers write one after the other.
+            compiling = torch.compiler.is_compiling()
+            zero = not at.is_last or (not compiling and torch.is_anomaly_enabled())
+            d = [part.new_zeros(sizes) if zero else part.new_empty(sizes) for part in kept]
+            x = kept if at.is_last else [part.new_zeros(sizes) for part in kept]
+        if (
+            not at.is_last
+            and kept
+            and kept[0].untyped_storage().data_ptr() != x[0].untyped_storage().data_ptr()
+        ):
+            # This is not the X of the forward.
             x, _ = _put_both(x, own, kept, ctx.shape)
-        d, _ = _put_both(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
-        readers = slice(own.start if at.routes else own.stop, near.stop)
+        d, _ = _put_both(d, own, grads[-2:], ctx.shape)
+        readers = slice(own.start, near.stop)
         d_slot: list[Tensor | None] = [None, None]
         with autocast_disabled(d[0]):
             if own.stop == near.stop < len(w[0]):
@@ -254,31 +240,10 @@ def _put_both(
     return [buffer.data for buffer in buffers], slots
 
 
-def _is_in(slots: Sequence[Tensor], buffers: Sequence[Tensor]) -> bool:
-    """Whether a layer's slot is in X already: whether this is the X of the forward."""
-    storages = (part[0].untyped_storage().data_ptr() for part in (slots, buffers))
-    return next(storages) == next(storages)
-
-
 def _as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
     """Return the rows of one layer as a view [B, *, T, E] like ``shape`` but for its heads."""
     batch, _, tokens, width = shape
     return rows.view(-1, batch, tokens, width).transpose(0, 1)
-
-
-def _new(like: Tensor, sizes: tuple[int, int], *, zero: bool) -> Tensor:
-    # Anomaly detection looks at all rows, which layers write one after the other.
-    zero = zero or (not torch.compiler.is_compiling() and torch.is_anomaly_enabled())
-    return like.new_zeros(sizes) if zero else like.new_empty(sizes)
-
-
-def _refuse_second_derivatives() -> None:
-    """Raise ``RuntimeError`` under ``create_graph=True``: the gradients would have no graph."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "routing on a shared buffer has no second derivatives (create_graph=True); run the "
-            "forward and the backward inside layermem.ops.shared_buffer.using_naive()"
-        )
 
 
 def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:

@@ -11,13 +11,13 @@ checkpointing may run it twice.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from layermem.ops.route import Begin, Layer, Place, Router, Slot, Slots
+from layermem.ops.route import Begin, Layer, Place, Router, Slot
 
 # Up to this many numbers in an input without gradients, a call costs more than its arithmetic.
 _FEW = 16384
@@ -57,6 +57,28 @@ def begin(
     traced = torch.compiler.is_compiling()
     without_gradients = not (traced or torch.is_grad_enabled() or _is_autocast(like))
     return (Inference if without_gradients else Routes)(routers, sources, rows, like)
+
+
+class Slots:
+    """What a memory reads where layers share a buffer: the slots so far.
+
+    The layer calls ``append`` with its own slot and, if it has a router, ``route``.
+    """
+
+    own: Slot
+    # What the layer hands to the next one.
+    handed: tuple[Tensor, ...] = ()
+
+    def __getitem__(self, index: Literal[-1]) -> Slot:
+        return self.own
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Take the slot of the layer, [B, R, T, E] each."""
+        raise NotImplementedError
+
+    def route(self) -> Slot:
+        """Return what the layer attends to."""
+        raise NotImplementedError
 
 
 class _Routers:
@@ -120,8 +142,8 @@ class Routes(_Routers):
 
     def place(self, layer: int) -> Place:
         """Return where a layer is, by its place."""
-        routes, first_read = self.routers[layer] is not None, self.sources[layer][0]
-        return Place(layer, len(self.routers), self.rows, self.group, first_read, routes)
+        layers, first_read = len(self.routers), self.sources[layer][0]
+        return Place(layer, layers, self.rows, self.group, first_read)
 
     def handed_to(self, layer: int) -> int:
         """Return how many tensors a layer is handed."""
@@ -149,17 +171,14 @@ class _Buffered(Slots):
             sizes = key.numel() // self.place.rows, self.place.group * self.place.rows
             weight, value_weight = (*self.handed, None)[:2]
             self.handed = Begin.apply(*sizes, (key.dtype, value.dtype), weight, value_weight)
-        if not self.place.routes:
-            self.handed = self._run()
+        if self.routes.routers[self.place.layer] is None:
+            self.route()
 
     def route(self) -> Slot:
-        *handed, key, value = self._run()
+        weights = self.routes.weights_for(*self.own)
+        *handed, key, value = Layer.apply(self.place, *self.handed, *weights, *self.own)
         self.handed = tuple(handed)
         return key, value
-
-    def _run(self) -> Any:
-        weights = self.routes.weights_for(*self.own)
-        return Layer.apply(self.place, *self.handed, *weights, *self.own)
 
 
 @final
