@@ -131,14 +131,6 @@ def test_routing_before_rope_equals_routing_after():
     torch.testing.assert_close(before, after)
 
 
-def test_inputs_are_left_alone():
-    slots, weight = random_slots(3)
-    copies = [(key.clone(), value.clone()) for key, value in slots]
-    route(slots, weight)
-    for slot, copy in zip(slots, copies, strict=True):
-        assert torch.equal(slot[0], copy[0]) and torch.equal(slot[1], copy[1])
-
-
 def test_parts_of_the_heads_sum_to_the_whole():
     """Head-parallel routing: each rank holds some heads of every slot and those columns."""
     slots, weight = random_slots(3, heads=4)
@@ -163,9 +155,13 @@ def test_bad_input_is_refused():
             route(slots, weight[:, :columns])
 
 
-@pytest.fixture(params=CHAINS.values(), ids=CHAINS)
+@pytest.fixture(params=CHAINS)
 def model(request):
-    return Depth(**request.param)
+    return Depth(**CHAINS[request.param])
+
+
+# Where what differs between the chains is how W is made, some of them stand for all.
+SOME = pytest.mark.parametrize("model", ["all", "scalars apart", "with gaps"], indirect=True)
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 7), (3, 600)])
@@ -211,6 +207,7 @@ def test_a_hook_may_route_again():
                     break
 
 
+@SOME
 def test_compiled_it_is_the_same(model):
     torch.compiler.reset()
     x = an_input(heads=model.heads)
@@ -219,6 +216,7 @@ def test_compiled_it_is_the_same(model):
     assert_same(outcome(compiled, x, of=model), expected)
 
 
+@SOME
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_checkpoints(model, reentrant):
     x = an_input(heads=model.heads)
@@ -232,12 +230,11 @@ def test_checkpoints(model, reentrant):
         assert_same([y.detach(), *(t.grad for t in tensors_of(model, x))], expected)
 
 
-@pytest.mark.parametrize("layer", range(7))
+@SOME
+@pytest.mark.parametrize("layer", [0, 1, 4])
 @pytest.mark.parametrize("run", [None, partial(checkpoint, use_reentrant=False)])
 def test_a_loss_that_does_not_reach_the_last_layers(model, layer, run):
     """Also after a pass of all layers, and where its layers run again."""
-    if layer >= len(model.sources):
-        return
     x, grads = an_input(heads=model.heads), []
     tensors = tensors_of(model, x)
     for shares in (True, False):
@@ -328,8 +325,9 @@ def test_weights_changed_after_the_forward_do_not_spoil_the_backward():
     assert_same(got, expected)
 
 
+@SOME
 def test_saved_tensors_that_come_back_as_copies(model):
-    x = an_input(heads=model.heads)
+    x = an_input()
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
         got = outcome(model, x)
     assert_same(got, outcome(model, x, False))
