@@ -55,7 +55,7 @@ def test_what_both_have_is_joined():
     entry, parts = lookup(PAIR), [lookup(name) for name in PAIR.split("+")]
     config = entry.config(**TINY)
     assert entry.variant.overrides == (*parts[0].variant.overrides, *parts[1].variant.overrides)
-    assert entry.variant.plain_fields == {"router_init": "identity", "output_scale": "none"}
+    assert entry.variant.plain_fields == {"router_init": "identity"}
     for count in ("extra_parameters", "extra_flops"):
         expected = [getattr(p.variant, count)(p.config(**TINY)) for p in parts]
         assert getattr(entry.variant, count)(config) == sum(expected)
