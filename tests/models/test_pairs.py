@@ -67,7 +67,7 @@ def test_methods_of_the_variant_of_the_memory_are_kept():
     model = layermem.build(PAIR, **TINY)
     with pytest.warns(UserWarning, match="have not moved"):
         assert len(model.router_summary()) == TINY["num_hidden_layers"] - 1
-    model.prune_routers(keep=1, by="layer")
+    model.prune_routers(keep=1)
     ids = torch.randint(61, (1, 5))
     assert model(ids).logits.isfinite().all()
 

@@ -111,8 +111,7 @@ def test_the_layers_that_run_are_those_that_share(ids, begun):
 def test_a_router_that_reads_other_layers_than_it_is_handed_is_refused(path, ids):
     """It would read one thing in a buffer and another as tensors."""
     model = a_model()
-    memory = model.model.layers[5].self_attn.memory
-    model.model.layers[5].self_attn.memory = memory.with_sources((0, 1, 2, 3, 5))
+    model.model.layers[5].self_attn.memory.keep_sources((0, 1, 2, 3, 5))
     with (
         path(),
         pytest.raises(

@@ -12,8 +12,7 @@ from torch import nn
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
 from layermem.models.seams import Memory
-from layermem.ops.pruning import prune
-from layermem.variants.lime import Lime, LimeForSequenceClassification
+from layermem.variants.lime import Lime
 
 
 def routers(model):
@@ -227,27 +226,23 @@ def test_the_router_in_a_loop_of_ones_own():
     assert all(memory.weight.grad.abs().sum() > 0 for memory in memories)
 
 
-def test_summary_warns_of_routers_that_have_not_moved():
-    model = LimeForCausalLM(LimeConfig(**TINY))
+@pytest.mark.parametrize("init", ["paper", "identity"])
+def test_the_summary_warns_of_routers_that_have_not_moved(init, ids, recwarn):
+    model = LimeForCausalLM(LimeConfig(**TINY, router_init=init))
     with pytest.warns(UserWarning, match=r"layers \[1, 2, 3\] have not moved"):
         rows = model.router_summary()
     assert [row.layer for row in rows] == [1, 2, 3]
     assert not any(row.moved for row in rows)
-
-
-@pytest.mark.parametrize("init", ["paper", "identity"])
-def test_summary_is_silent_after_a_step(ids, init, recwarn):
-    model = LimeForCausalLM(LimeConfig(**TINY, router_init=init))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model(ids, labels=ids).loss.backward()
     optimiser.step()
+    recwarn.clear()
     rows = model.router_summary()
     assert all(row.moved for row in rows) and not recwarn.list
-    assert "moved" in str(rows[0]) and "layer   1" in str(rows[0])
 
 
-@pytest.mark.parametrize("value", [50.0, -50.0, math.nan, math.inf])
-def test_summary_warns_of_routers_that_have_exploded(value):
+@pytest.mark.parametrize("value", [-50.0, math.nan])
+def test_the_summary_warns_of_routers_that_have_exploded(value):
     model = make(LimeForCausalLM, LimeConfig(**TINY))
     with torch.no_grad():
         routers(model)[2].weight[0, 0] = value
@@ -255,7 +250,7 @@ def test_summary_warns_of_routers_that_have_exploded(value):
         model.router_summary()
 
 
-def test_summary_counts_the_off_layer_share():
+def test_the_summary_counts_the_off_layer_share():
     model = LimeForCausalLM(LimeConfig(**TINY))
     with torch.no_grad():
         for router in routers(model).values():
@@ -287,88 +282,82 @@ def test_parameter_groups_follow_from_the_overrides():
     assert (override.lr, override.weight_decay) == (1e-2, 0.0)
 
 
-@pytest.mark.parametrize("by", ["layer", "entry"])
-@pytest.mark.parametrize(("keep", "heads"), [(0.5, 2), (0.8, 4), (2, 4), (1.0, 2)])
-def test_pruned_logits_are_those_of_weights_set_to_zero(by, keep, heads, ids, tmp_path):
-    sizes = {**TINY, "num_hidden_layers": 6, "num_key_value_heads": heads}
-    model = make(LimeForCausalLM, LimeConfig(**sizes)).double()
-    zeroed = copy.deepcopy(model)
+# Of layer 2, two heads: the absolute weights of its sources are 1, 6 and 3.
+BY_HAND = torch.tensor([[0.5, 0.0, -4.0, 1.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.75, 0.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("keep", "sources"),
+    [
+        (1.0, (0, 1, 2)),
+        (0.91, (0, 1, 2)),
+        (0.9, (1, 2)),
+        (0.31, (1, 2)),
+        (0.3, (2,)),
+        (1e-9, (2,)),
+        (1, (2,)),
+        (2, (1, 2)),
+        (7, (0, 1, 2)),
+    ],
+)
+def test_the_fewest_and_largest_layers_are_kept(keep, sources):
+    model = LimeForCausalLM(LimeConfig(**TINY))
     with torch.no_grad():
-        for router in routers(zeroed).values():
-            router.weight.copy_(prune(router.weight, keep, by)[0])
+        routers(model)[2].weight.copy_(BY_HAND)
+    rows = model.prune_routers(keep)
+    assert [row.layer for row in rows] == [1, 2, 3] and rows[1].sources == sources
+    columns = torch.tensor(sources).repeat_interleave(2) * 2 + torch.tensor([0, 1] * len(sources))
+    assert torch.equal(routers(model)[2].weight, BY_HAND[:, columns])
+
+
+@pytest.mark.parametrize(
+    ("keep", "fields"),
+    [
+        (0.5, {}),
+        (2, {"num_key_value_heads": 4}),
+        (2, {"router": "last", "router_window": 3}),
+        (0.6, {"router_shares_kv": False}),
+        (2, {"router_shares_kv": False, "router_grain": "layer"}),
+    ],
+    ids=str,
+)
+def test_a_pruned_model_is_the_whole_one_with_zeros_and_trains_on(keep, fields, ids, tmp_path):
+    config = LimeConfig(**{**TINY, "num_hidden_layers": 6, **fields})
+    model = make(LimeForCausalLM, config).double()
+    zeroed = copy.deepcopy(model)
+    model.prune_routers(keep)
+    dropped = 0
+    with torch.no_grad():
+        for layer, router in routers(model).items():
+            whole = routers(zeroed)[layer]
+            gone = [i for i, j in enumerate(whole.sources) if j not in router.sources]
+            dropped += len(gone)
+            for weight in whole.named_weights().values():
+                weight.unflatten(1, (-1, whole.columns))[:, gone] = 0
         expected = zeroed(ids).logits
-
-        rows = model.prune_routers(keep, by)
         torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-13)
-        out = model.generate(ids, max_new_tokens=4, do_sample=False)
-        assert torch.equal(out, zeroed.generate(ids, max_new_tokens=4, do_sample=False))
-
-        # It saves, and loads under the config that remembers.
         model.save_pretrained(tmp_path)
         loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
         torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-13)
-
-    for row, router in zip(rows, routers(model).values(), strict=True):
-        full = set(range(row.layer + 1))
-        assert router.sources == row.kept
-        assert {*row.kept, *row.dropped} == full and not {*row.kept} & {*row.dropped}
-        wide = routers(zeroed)[row.layer].weight
-        before = routers(make(LimeForCausalLM, LimeConfig(**sizes)))[row.layer].weight
-        share = 1 - float((wide.abs().sum() / before.abs().sum()).detach())
-        assert row.dropped_share == pytest.approx(share, abs=1e-6)
-        assert f"layer {row.layer:3d}" in str(row)
-    if keep == 1.0:
-        assert not any(row.dropped or row.zeroed for row in rows)
-    else:
-        assert any(row.dropped for row in rows) or by == "entry"
-    own = [p for n, p in model.named_parameters() if n.endswith("memory.weight")]
-    assert sum(p.numel() for p in own) == Lime.extra_parameters(model.config)
-
-
-def test_pruning_reads_fewer_slots_and_trains_on(ids):
-    model = make(LimeForCausalLM, LimeConfig(**TINY)).train()
-    with torch.no_grad():
-        # Layer 1 is the only earlier one that the last two layers use.
-        for layer in (2, 3):
-            weight = routers(model)[layer].weight.view(2, layer + 1, 2)
-            weight[:, [j for j in range(layer) if j != 1]] = 0
-    rows = model.prune_routers(1.0, "entry")
-    assert [row.kept for row in rows] == [(0, 1), (1, 2), (1, 3)]
-    assert [layer.is_source for layer in model.model.layers] == [True, True, False, False]
-    model(ids, labels=ids).loss.backward()
+    own = [p for n, p in model.named_parameters() if ".memory." in n]
+    assert dropped and sum(p.numel() for p in own) == Lime.extra_parameters(model.config)
+    model.train()(ids, labels=ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_pruning_twice_and_pruning_a_window(ids):
-    model = make(LimeForCausalLM, LimeConfig(**TINY, router="last", router_window=3))
-    first = model.prune_routers(2)
-    assert [len(row.kept) for row in first] == [2, 2, 2]
-    second = model.prune_routers(1)
-    assert [row.kept for row in second] == [(1,), (2,), (3,)]
-    assert [row.dropped for row in second] == [row.kept[:-1] for row in first]
-    with torch.no_grad():
-        assert model(ids).logits.isfinite().all()
+def test_pruning_twice_and_without_a_head():
+    model = make(layermem.LimeModel, LimeConfig(**TINY))
+    assert [len(row.sources) for row in model.prune_routers(2)] == [2, 2, 2]
+    assert [row.sources for row in model.prune_routers(1)] == [(1,), (2,), (3,)]
+    assert [layer.is_source for layer in model.layers] == [False] * 4
 
 
-def test_other_heads_prune_too(ids):
-    model = make(LimeForSequenceClassification, LimeConfig(**TINY, pad_token_id=0))
-    decoder = make(layermem.LimeModel, LimeConfig(**TINY))
-    assert len(model.prune_routers(1)) == len(decoder.prune_routers(1)) == 3
-    with torch.no_grad():
-        assert model(ids).logits.shape == (len(ids), 2)
-        assert decoder(ids).last_hidden_state.isfinite().all()
-
-
-def test_what_cannot_be_pruned_is_refused_and_left_as_it_was(ids):
-    with pytest.raises(ValueError, match="no learned weights to prune"):
-        LimeForCausalLM(LimeConfig(**TINY, router="average")).prune_routers(0.5)
-    model = make(LimeForCausalLM, LimeConfig(**TINY))
-    with torch.no_grad():
-        routers(model)[3].weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="the router of layer 3 has weights that are not finite"):
-        model.prune_routers(0.5)
+@pytest.mark.parametrize("keep", [0, 0.0, -1, 1.5, math.nan])
+def test_a_share_or_a_number_is_asked_for(keep):
+    model = LimeForCausalLM(LimeConfig(**TINY))
+    with pytest.raises(ValueError, match="keep"):
+        model.prune_routers(keep)
     assert model.config.router_sources is None
-    assert [len(router.sources) for router in routers(model).values()] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -399,28 +388,6 @@ def test_separate_routers_begin_as_the_one_does_and_differ():
     assert torch.equal(two.weight, one.weight)
     assert not torch.equal(two.value_weight, one.weight)
     assert torch.equal(two.value_weight[:, -2:], torch.eye(2))
-
-
-@pytest.mark.parametrize("by", ["layer", "entry"])
-@pytest.mark.parametrize("keep", [0.6, 2])
-def test_separate_routers_pruned_keep_the_same_layers(by, keep, ids, tmp_path):
-    model = separate(num_hidden_layers=6).double()
-    zeroed = copy.deepcopy(model)
-    with torch.no_grad():
-        for layer in zeroed.model.layers[1:]:
-            router = layer.self_attn.memory
-            both = prune(torch.cat((router.weight, router.value_weight)), keep, by, 2)[0]
-            router.weight.copy_(both[:2])
-            router.value_weight.copy_(both[2:])
-        expected = zeroed(ids).logits
-        rows = model.prune_routers(keep, by)
-        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-13)
-        model.save_pretrained(tmp_path)
-        loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
-        torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-13)
-    assert any(row.dropped or row.zeroed for row in rows)
-    own = [p for n, p in model.named_parameters() if "memory." in n]
-    assert sum(p.numel() for p in own) == Lime.extra_parameters(model.config)
 
 
 def test_separate_routers_have_a_row_each_in_the_summary():
@@ -489,25 +456,6 @@ def test_pruned_layers_that_read_the_first_no_more_begin_with_their_own_values()
     assert torch.equal(second.value_weight, torch.cat((eye / 2, eye / 2), dim=1))
     assert torch.equal(third.value_weight, torch.cat((0 * eye, eye), dim=1))
     assert torch.equal(second.weight, torch.cat((0 * eye, eye), dim=1))
-
-
-@pytest.mark.parametrize("by", ["layer", "entry"])
-def test_routers_of_a_number_a_layer_are_pruned(by, ids, tmp_path):
-    model = separate(num_hidden_layers=6, router_grain="layer").double()
-    whole = copy.deepcopy(model)
-    rows = model.prune_routers(2, by)
-    with torch.no_grad():
-        for old, new in zip(whole.model.layers[1:], model.model.layers[1:], strict=True):
-            old, new = old.self_attn.memory, new.self_attn.memory
-            for name in old.weight_names.values():
-                kept = torch.zeros_like(getattr(old, name))
-                kept[:, [old.sources.index(j) for j in new.sources]] = getattr(new, name)
-                getattr(old, name).copy_(kept)
-        torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=0, atol=1e-13)
-        model.save_pretrained(tmp_path)
-        loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
-        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-13)
-    assert any(row.dropped for row in rows)
 
 
 @pytest.mark.parametrize(
