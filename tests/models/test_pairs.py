@@ -72,21 +72,6 @@ def test_methods_of_the_variant_of_the_memory_are_kept():
     assert model(ids).logits.isfinite().all()
 
 
-def test_two_checks_of_one_name_are_both_made(monkeypatch):
-    lime, hyper = (lookup(name).config for name in PAIR.split("+"))
-    called = []
-    for config in (lime, hyper):
-        monkeypatch.setattr(
-            config, "validate_both", lambda self, c=config: called.append(c), raising=False
-        )
-    from layermem.models import pairs
-
-    joined = pairs._join_configs(lime, hyper)
-    called.clear()
-    joined(**TINY)
-    assert called == [lime, hyper]
-
-
 def every_pair():
     by_seam = {}
     for name in layermem.list_variants():

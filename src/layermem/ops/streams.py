@@ -21,8 +21,7 @@ def project(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
     if x.dtype == matrix.dtype:
         return _project(x, matrix, eps)
     # A wider copy of the streams would be saved for the backward: it is made again there.
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    projected: Tensor = checkpoint(_project, x, matrix, eps, **options)
+    projected: Tensor = checkpoint(_project, x, matrix, eps, use_reentrant=False)
     return projected
 
 
