@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.memories import unadapted_memories
-from layermem.models.seams import Memory, Part, WeightsUnknown
+from layermem.models.seams import Memory, Part
 
 Grain = Literal["pair", "layer"]
 """For what a router has a number, at each source: a pair of heads, or all heads."""
@@ -104,19 +104,9 @@ class StaticRouter(Memory):
         grain = "" if self.grain == "pair" else f", grain={self.grain}"
         return f"heads={self.num_heads}, sources={list(self.sources)}{grain}"
 
-    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
-        if len(self.weight_names) > 1:
-            raise WeightsUnknown(
-                f"a {type(self).__name__} has one weight for keys and one for values; use "
-                "static_weights_by_part"
-            )
-        return self.sources, self._by_source(self.weight)
-
     def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
-        if len(self.weight_names) == 1:
-            return super().static_weights_by_part()
-        keys, values = map(self._by_source, self.named_weights().values())
-        return {"key": (self.sources, keys), "value": (self.sources, values)}
+        parts = [(self.sources, self._by_source(w)) for w in self.named_weights().values()]
+        return {"key": parts[0], "value": parts[-1]}
 
     def _by_source(self, weight: Tensor) -> Tensor:
         # Of a router with a number a layer, one head stands for all.
@@ -134,17 +124,14 @@ def _not_narrower(fn: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
 
 def check_sources(router_sources: Sequence[Sequence[int]], n_layers: int) -> None:
     """Raise ``ValueError`` unless there is a list of earlier layers for each of ``n_layers``."""
-    if len(router_sources) != n_layers:
+    if len(router_sources) != n_layers or any(
+        sources != sorted(set(sources) & set(range(layer)))
+        for layer, sources in enumerate(router_sources)
+    ):
         raise ValueError(
-            f"router_sources must have a list for each of the {n_layers} layers, got "
-            f"{len(router_sources)} lists"
+            f"router_sources must list for each of the {n_layers} layers those below it that it "
+            f"reads, ascending, got {router_sources}"
         )
-    for layer, sources in enumerate(router_sources):
-        if sources != sorted(set(sources) & set(range(layer))):
-            raise ValueError(
-                f"router_sources[{layer}] must list layers below {layer}, ascending and without "
-                f"repetition, got {sources}"
-            )
 
 
 def learned_routers(model: nn.Module) -> list[StaticRouter]:
