@@ -19,20 +19,18 @@ PAIR = "lime+hyper_connections"
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "named"),
     [
         ("mhc+hyper_connections", "mhc fills stream; hyper_connections fills stream"),
-        ("lime+lime", "lime fills memory; lime fills memory"),
         ("hyper_connections+lime", "hyper_connections fills stream; lime fills memory"),
         ("plain+mhc", "plain fills neither"),
         ("lime+nothing", "unknown variant 'nothing'"),
-        ("lime+", "unknown variant ''"),
         ("lime+mhc+hyper_connections", "is no pair"),
         ("depth_attention+lime_hidden", "both variants have a field gate"),
     ],
 )
-def test_what_is_no_pair_is_refused(name, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_is_no_pair_is_refused(name, named):
+    with pytest.raises(ValueError, match=named):
         layermem.build(name, **TINY)
 
 
@@ -94,11 +92,6 @@ def test_a_pair_keeps_what_each_variant_says_of_its_seam():
     model = layermem.build("value_residual+mudd", **TINY, form="svformer")
     projections = [hasattr(layer.self_attn, "v_proj") for layer in model.model.layers]
     assert projections == [True, False, False, False]
-
-
-def test_there_are_pairs_of_every_memory_and_stream():
-    assert len(every_pair()) >= 18
-    assert {"lime+mudd", "value_residual+denseformer"} <= set(every_pair())
 
 
 @pytest.mark.parametrize("name", every_pair())

@@ -1,4 +1,4 @@
-"""LIMe: the initialisation table, the ablations, one router for keys and values, its summary."""
+"""LIMe: the initialisation table, the ablations, the summary and the pruning of routers."""
 
 import copy
 import itertools
@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 from tiny import TINY, make
-from torch import nn
 
 import layermem
-from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
+from layermem import LimeConfig, LimeForCausalLM, LimeRouter
 from layermem.models.seams import Memory
 from layermem.variants.lime import Lime
 
@@ -37,15 +36,6 @@ def test_initial_weights_of_the_paper(heads, layer):
     assert off.var().item() == pytest.approx(bound**2 / 3, rel=0.1)
 
 
-def test_off_layer_energy_at_the_start_is_that_of_the_sources():
-    # The variance 1 / fan_in times l R entries a row: l / (l + 1), not small.
-    energy = []
-    for seed in range(200):
-        torch.manual_seed(seed)
-        energy.append(LimeRouter(4, range(4)).weight[:, :-4].pow(2).sum(1).mean().item())
-    assert sum(energy) / len(energy) == pytest.approx(3 / 4, rel=0.05)
-
-
 def test_identity_init_and_fixed_average():
     heads = 3
     identity = LimeRouter(heads, range(4), init="identity")
@@ -64,13 +54,6 @@ def test_construction_leaves_the_random_state_alone(device):
     with torch.device(device):
         LimeRouter(4, range(3))
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_routers_of_one_model_differ():
-    # Even where nothing is drawn between them: the layer salts the draw.
-    torch.manual_seed(0)
-    first, second = LimeRouter(4, (1, 2)), LimeRouter(4, (2, 3))
-    assert not torch.equal(first.weight, second.weight)
 
 
 @pytest.mark.parametrize(
@@ -98,29 +81,6 @@ def test_sources_of_the_ablations(fields, expected):
     assert all(list(built[i].sources) == expected[i] for i in built)
 
 
-@pytest.mark.parametrize("heads", [2, 4], ids=["gqa", "mha"])
-@pytest.mark.parametrize(
-    "fields",
-    [{"router": "last", "router_window": 2}, {"router": "first", "router_window": 1}],
-    ids=["last-2", "first-1"],
-)
-def test_a_windowed_router_is_the_full_one_with_zeros(fields, heads, ids):
-    sizes = {**TINY, "num_key_value_heads": heads}
-    windowed = make(LimeForCausalLM, LimeConfig(**sizes, **fields))
-    full = LimeForCausalLM(LimeConfig(**sizes)).eval()
-    # Without what it says of the layers that are read.
-    state = dict(windowed.state_dict())
-    for layer, router in routers(windowed).items():
-        wide = torch.zeros(heads, (layer + 1) * heads)
-        for block, source in enumerate(router.sources):
-            columns = router.weight[:, block * heads : (block + 1) * heads]
-            wide[:, source * heads : (source + 1) * heads] = columns
-        state[f"model.layers.{layer}.self_attn.memory.weight"] = wide
-    full.load_state_dict(state)
-    with torch.no_grad():
-        torch.testing.assert_close(windowed(ids).logits, full(ids).logits)
-
-
 def test_the_average_is_exact_in_the_dtype_of_the_model(tmp_path):
     fields = {**TINY, "router": "average"}
     layermem.build("lime", **fields).save_pretrained(tmp_path)
@@ -136,66 +96,6 @@ def test_the_average_is_exact_in_the_dtype_of_the_model(tmp_path):
             assert weight.dtype == torch.float64 and torch.equal(weight, mean)
 
 
-def test_the_average_is_the_mean_over_layers_heads_apart(ids):
-    torch.manual_seed(0)
-    average = LimeForCausalLM(LimeConfig(**TINY, router="average")).eval()
-    full = LimeForCausalLM(LimeConfig(**TINY)).eval()
-    full.load_state_dict(average.state_dict(), strict=False)
-    with torch.no_grad():
-        for layer, router in routers(full).items():
-            router.weight.copy_(torch.eye(2).repeat(1, layer + 1) / (layer + 1))
-        torch.testing.assert_close(average(ids).logits, full(ids).logits)
-
-
-def test_one_router_serves_keys_and_values():
-    torch.manual_seed(0)
-    router = LimeRouter(2, range(3))
-    keys = torch.randn(3, 2, 2, 5, 4)
-    slots = tuple((key, 2 * key) for key in keys)
-    key, value = router(torch.randn(2, 4, 5, 4), slots)
-    torch.testing.assert_close(value, 2 * key)
-
-
-def test_attention_reads_the_routed_slots_of_all_layers(ids):
-    """Whole mechanism by hooks: memory's output is equation (2) on the projections' outputs."""
-    model = make(LimeForCausalLM, LimeConfig(**TINY))
-    raw, routed = {}, {}
-    for i, layer in enumerate(model.model.layers):
-        attention = layer.self_attn
-        for name in ("k_proj", "v_proj"):
-            module = getattr(attention, name)
-            module.register_forward_hook(
-                lambda _, __, out, key=(i, name): raw.update({key: out.view(3, 11, 2, 8)})
-            )
-        attention.memory.register_forward_hook(lambda _, __, out, i=i: routed.update({i: out}))
-    with torch.no_grad():
-        model(ids)
-    for layer, router in routers(model).items():
-        for which, name in enumerate(("k_proj", "v_proj")):
-            stacked = torch.cat([raw[j, name] for j in range(layer + 1)], dim=2)
-            expected = torch.einsum("rn,btne->brte", router.weight, stacked)
-            torch.testing.assert_close(routed[layer][which], expected)
-
-
-def test_layer_zero_has_no_trainable_router():
-    model = LimeForCausalLM(LimeConfig(**TINY))
-    assert not list(model.model.layers[0].self_attn.memory.parameters())
-    names = [name for name, _ in model.named_parameters() if "memory" in name]
-    assert names == [f"model.layers.{i}.self_attn.memory.weight" for i in (1, 2, 3)]
-
-
-def test_keys_and_values_start_as_the_plain_decoders():
-    torch.manual_seed(5)
-    lime = LimeForCausalLM(LimeConfig(**TINY))
-    torch.manual_seed(5)
-    plain = PlainForCausalLM(PlainConfig(**TINY))
-    for ours, theirs in zip(lime.model.layers, plain.model.layers, strict=True):
-        for name in ("k_proj", "v_proj"):
-            weight = getattr(ours.self_attn, name).weight
-            assert torch.equal(weight, getattr(theirs.self_attn, name).weight)
-            assert weight.std().item() == pytest.approx(0.02, rel=0.15)
-
-
 def test_a_seed_repeats_the_routers_and_another_does_not():
     models = []
     for seed in (0, 0, 1):
@@ -208,22 +108,6 @@ def test_a_seed_repeats_the_routers_and_another_does_not():
         torch.equal(first[i].weight[:, :2], first[j].weight[:, :2])
         for i, j in itertools.combinations(first, 2)
     )
-
-
-def test_the_router_in_a_loop_of_ones_own():
-    """The mechanism without the shell, as docs/mechanism.md shows it."""
-    width, heads, n_layers = 16, 2, 3
-    projections = [nn.Linear(width, 3 * width) for _ in range(n_layers)]
-    memories = [LimeRouter(heads, range(i + 1)) for i in range(n_layers)]
-    x, slots = torch.randn(2, 5, width), ()
-    for project, memory in zip(projections, memories, strict=True):
-        q, k, v = project(x).view(2, 5, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        slots = (*slots, (k, v))
-        k, v = memory(q, slots)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + y.transpose(1, 2).flatten(2)
-    x.sum().backward()
-    assert all(memory.weight.grad.abs().sum() > 0 for memory in memories)
 
 
 @pytest.mark.parametrize("init", ["paper", "identity"])
@@ -257,29 +141,6 @@ def test_the_summary_counts_the_off_layer_share():
             router.weight.fill_(1.0)
     rows = model.model.router_summary()
     assert [row.off_layer_share for row in rows] == pytest.approx([1 / 2, 2 / 3, 3 / 4])
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"router": "nearest"}, "nearest"),
-        ({"router": "last"}, "router_window"),
-        ({"router": "first", "router_window": 0}, "router_window must be at least 1, got 0"),
-        ({"router": "last", "router_window": -3}, "router_window must be at least 1, got -3"),
-        ({"router_window": 2}, "router_window .* 2 "),
-        ({"router": "average", "router_window": 2}, "router_window .* 2 "),
-        ({"router_init": "zero"}, "zero"),
-    ],
-    ids=str,
-)
-def test_bad_router_fields_are_named(fields, message):
-    with pytest.raises(Exception, match=message):
-        LimeConfig(**TINY, **fields)
-
-
-def test_parameter_groups_follow_from_the_overrides():
-    (override,) = layermem.LimeForCausalLM.variant.overrides
-    assert (override.lr, override.weight_decay) == (1e-2, 0.0)
 
 
 # Of layer 2, two heads: the absolute weights of its sources are 1, 6 and 3.
@@ -362,7 +223,13 @@ def test_a_share_or_a_number_is_asked_for(keep):
 
 @pytest.mark.parametrize(
     "chosen",
-    [[[], [0]], [[], [0], [2], []], [[], [0], [1, 0], []], [[], [0], [-1], []], [[], [0, 0], [], []]],
+    [
+        [[], [0]],
+        [[], [0], [2], []],
+        [[], [0], [1, 0], []],
+        [[], [0], [-1], []],
+        [[], [0, 0], [], []],
+    ],
 )
 def test_chosen_sources_must_be_earlier_layers(chosen):
     with pytest.raises(Exception, match="router_sources"):
@@ -408,11 +275,6 @@ def test_separate_routers_both_have_the_routers_optimiser_settings():
     assert own == [True] * 6
 
 
-def test_constant_routers_are_not_separate():
-    with pytest.raises(Exception, match="router_shares_kv .* False"):
-        LimeConfig(**TINY, router="average", router_shares_kv=False)
-
-
 def test_weights_of_one_router_are_not_loaded_as_two(tmp_path):
     LimeForCausalLM(LimeConfig(**TINY)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="router_shares_kv"):
@@ -434,15 +296,6 @@ def test_the_start_of_value_residual(grain, ids):
     torch.testing.assert_close(model(ids).logits, residual(ids).logits)
 
 
-@pytest.mark.parametrize(("grain", "shape"), [("pair", 4), ("layer", 1)])
-def test_a_router_has_a_number_for_each_of_its_grain(grain, shape):
-    for n_sources, router in enumerate(routers_of(router_grain=grain), 2):
-        assert router.weight.numel() == shape * n_sources
-        sources, by_source = router.static_weights_by_part()["key"]
-        assert sources == router.sources
-        assert by_source.shape == (router.rows, n_sources, 2 if grain != "layer" else 1)
-
-
 def test_pruned_layers_that_read_the_first_no_more_begin_with_their_own_values():
     fields = {"router_shares_kv": False, "router_init": "value_residual"}
     second, third, _ = routers_of(router_sources=[[], [0], [1], [0]], **fields)
@@ -450,28 +303,6 @@ def test_pruned_layers_that_read_the_first_no_more_begin_with_their_own_values()
     assert torch.equal(second.value_weight, torch.cat((eye / 2, eye / 2), dim=1))
     assert torch.equal(third.value_weight, torch.cat((0 * eye, eye), dim=1))
     assert torch.equal(second.weight, torch.cat((0 * eye, eye), dim=1))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"router_init": "value_residual"}, "router_init is for router_shares_kv=False"),
-        (
-            {
-                "router_init": "value_residual",
-                "router_shares_kv": False,
-                "router": "last",
-                "router_window": 2,
-            },
-            'router_init is for "full" and "first"',
-        ),
-        ({"router": "average", "router_grain": "layer"}, "router_grain is for learned weights"),
-        ({"router_grain": "channel"}, "router_grain"),
-    ],
-)
-def test_fields_that_do_not_fit_are_named(fields, message):
-    with pytest.raises(Exception, match=message):
-        LimeConfig(**TINY, **fields)
 
 
 def test_the_recipe_is_lime_with_fields_of_its_own():
@@ -488,3 +319,25 @@ def test_one_layer_keeps_no_slots():
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     one, two = (LimeConfig(**sizes, num_hidden_layers=layers) for layers in (1, 2))
     assert Lime.extra_saved(one) == 0 and Lime.extra_saved(two) == 3 * 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"router": "last"}, "router_window"),
+        ({"router": "first", "router_window": 0}, "router_window must be at least 1, got 0"),
+        ({"router": "average", "router_window": 2}, "router_window"),
+        ({"router": "average", "router_grain": "layer"}, "router_grain"),
+        ({"router": "average", "router_shares_kv": False}, "router_shares_kv"),
+        ({"router_init": "value_residual"}, "router_init"),
+        (
+            {**layermem.RECIPE, "router": "last", "router_window": 2},
+            'router_init is for "full" and "first"',
+        ),
+        ({"router": "nearest"}, "nearest"),
+    ],
+    ids=str,
+)
+def test_fields_that_do_not_fit_are_named(fields, named):
+    with pytest.raises(Exception, match=named):
+        LimeConfig(**TINY, **fields)
