@@ -302,17 +302,15 @@ def test_nan_is_no_score(options, tokenizer):
         run(model, tokenizer, TEXTS[:1], **options)
 
 
-def test_models_that_cannot_answer_are_refused(folder, tmp_path, tokenizer):
+def test_models_that_cannot_answer_are_refused(folder, tokenizer):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     with pytest.raises(SystemExit, match="has no tokenizer"):
         main(["models", "generate", str(folder), "a"])
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(folder)
-    with pytest.raises(SystemExit, match="prompt 1 has token 61, and the model has embeddings"):
+    with pytest.raises(SystemExit, match="prompt 1 has token 61"):
         main(["models", "generate", str(folder), "a more", "--max-new-tokens", "5"])
-    with pytest.raises(SystemExit, match="nowhere does not exist"):
-        main(["models", "generate", str(tmp_path / "nowhere"), "a"])
 
 
 def test_an_end_token_that_the_tokenizer_adds_is_left_out(tokenizer):
