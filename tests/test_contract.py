@@ -13,7 +13,6 @@ from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, GenerationMixin
 
-from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.shared_buffer import using_naive
 from layermem_bench.config import counting
