@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_run import a_run
 from stories import FOLDER, needs_stories
-from tiny import SLOW, TINY, needs_compiler
+from tiny import SLOW, TINY
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoConfig,
@@ -279,7 +279,6 @@ def test_a_file_without_usable_prompts_is_refused(lines, named, folder, tmp_path
     [
         (["a", "--temperature", "0.7"], "temperature"),
         (["a", "--do-sample", "--num-beams", "2"], "--num-beams 2"),
-        (["a", "--compile"], "--compile"),
         (["a", "--do-sample", "--top-p", "1.5"], "top_p"),
         (["a", "--stop", ""], "stop"),
         (["a", "--prompts", "b.jsonl"], "--prompts"),
@@ -379,11 +378,3 @@ def test_a_prompt_without_tokens_is_refused(tokenizer, chat):
 def test_greedy_tokens_are_the_most_probable_whatever_the_model_says(own, tokenizer):
     expected = run(make_model("lime"), tokenizer)
     assert run(make_model("lime", **own), tokenizer) == expected
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_compiled_equals_eager(tokenizer):
-    model = make_model("lime")
-    expected = run(model, tokenizer, batch_size=2)
-    assert run(model, tokenizer, batch_size=2, cache="static", compile=True) == expected

@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    CompileConfig,
-    GenerationConfig,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from layermem.generation.decoding import Continuation, Decoder, processors
 from layermem.generation.prompts import Prompt
@@ -109,7 +104,7 @@ def _generation_config(
     ends = ends if ends is not None else tokenizer.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     padding = tokenizer.pad_token_id
-    config = GenerationConfig(
+    return GenerationConfig(
         do_sample=False,
         eos_token_id=ends or None,
         # A masked position: any id will do.
@@ -118,13 +113,8 @@ def _generation_config(
         num_beams=settings.num_beams,
         cache_implementation="static" if settings.cache == "static" else None,
         use_cache=True,
-        # The compiled forward of a token is used with a static cache, if at all.
-        disable_compile=not settings.compile,
+        disable_compile=True,
     )
-    if settings.compile:
-        config.compile_config = CompileConfig()
-        config.compile_config._compile_all_devices = True
-    return config
 
 
 def _pad_left(

@@ -64,13 +64,16 @@ class HyperConnectionsConfig(DecoderConfig):
     """Whether the weights depend on the token ("dynamic") or are parameters alone ("static")."""
 
 
+@final
 class HyperWeights(StreamWeights):
-    """The static weights of connection k; see the table above."""
+    """The weights of connection k; see the table above. Static ones have no ``scale``."""
 
     def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
         super().__init__(config.streams)
         self.connection = connection
         self.static = nn.Parameter(torch.empty(1 + self.streams + 1, self.streams))
+        is_dynamic = config.coefficients == "dynamic"
+        self.scale = nn.Parameter(torch.empty(2)) if is_dynamic else None
 
     def reset_parameters(self) -> None:
         """Read one stream, mix none, write to all."""
@@ -78,30 +81,16 @@ class HyperWeights(StreamWeights):
         first = identity[self.connection % self.streams]
         rows = torch.cat((first[None], identity, torch.ones_like(first)[None]))
         initialization.copy_(self.static, rows)
+        if self.scale is not None:
+            initialization.constant_(self.scale, 0.01)
 
     def forward(self, projected: Tensor | None) -> Tensor:
-        return self.static.clone()
-
-
-@final
-class DynamicHyperWeights(HyperWeights):
-    """Static weights plus those that depend on the token."""
-
-    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
-        super().__init__(config, connection)
-        self.scale = nn.Parameter(torch.empty(2))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        initialization.constant_(self.scale, 0.01)
-
-    def forward(self, projected: Tensor | None) -> Tensor:
-        """Return the weights from the projections [N, n, 1 + n + 1] of the streams."""
-        assert projected is not None
-        z = projected.tanh()
+        """Return the weights from the projections [N, n, 1 + n + 1] of the streams, if any."""
+        if projected is None or self.scale is None:
+            return self.static.clone()
         mix_scale, write_scale = self.scale.split(1)
         scale = torch.cat((mix_scale.expand(self.streams + 1), write_scale))
-        return torch.addcmul(self.static.mT, z, scale.to(z.dtype)).mT
+        return torch.addcmul(self.static.mT, projected.tanh(), scale.to(projected.dtype)).mT
 
 
 @final
@@ -127,13 +116,11 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     def connection(
         cls, config: HyperConnectionsConfig, layer_idx: int, sub_layer: SubLayer
     ) -> Connection:
-        n, index = config.streams, 2 * layer_idx + (sub_layer == "mlp")
+        n, width, eps = config.streams, config.hidden_size, config.rms_norm_eps
+        weights = HyperWeights(config, 2 * layer_idx + (sub_layer == "mlp"))
         if config.coefficients == "static":
-            return StreamsConnection(sub_layer, HyperWeights(config, index))
-        projection = NormedProjection(
-            n, config.hidden_size, n + 2, by_stream=True, eps=config.rms_norm_eps
-        )
-        weights = DynamicHyperWeights(config, index)
+            return StreamsConnection(sub_layer, weights)
+        projection = NormedProjection(n, width, n + 2, by_stream=True, eps=eps)
         return StreamsConnection(sub_layer, weights, projection)
 
     @classmethod

@@ -101,14 +101,9 @@ class MhcProjection(NormedProjection):
     """phi of connection k."""
 
     def __init__(self, config: MhcConfig, connection: int) -> None:
-        super().__init__(
-            config.streams,
-            config.hidden_size,
-            count_outputs(config, connection),
-            by_stream=False,
-            eps=config.rms_norm_eps,
-        )
-        self.connection, self.streams = connection, config.streams
+        n, width, eps = config.streams, config.hidden_size, config.rms_norm_eps
+        super().__init__(n, width, count_outputs(config, connection), by_stream=False, eps=eps)
+        self.connection, self.streams = connection, n
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
