@@ -125,22 +125,16 @@ def test_the_summary_warns_of_routers_that_have_not_moved(init, ids, recwarn):
     assert all(row.moved for row in rows) and not recwarn.list
 
 
-@pytest.mark.parametrize("value", [-50.0, math.nan])
-def test_the_summary_warns_of_routers_that_have_exploded(value):
-    model = make(LimeForCausalLM, LimeConfig(**TINY))
-    with torch.no_grad():
-        routers(model)[2].weight[0, 0] = value
-    with pytest.warns(UserWarning, match=r"layers \[2\] have exploded"):
-        model.router_summary()
-
-
-def test_the_summary_counts_the_off_layer_share():
+def test_the_summary_has_the_share_of_earlier_layers_and_the_largest_weight():
     model = LimeForCausalLM(LimeConfig(**TINY))
     with torch.no_grad():
         for router in routers(model).values():
             router.weight.fill_(1.0)
-    rows = model.model.router_summary()
-    assert [row.off_layer_share for row in rows] == pytest.approx([1 / 2, 2 / 3, 3 / 4])
+        routers(model)[2].weight[0, 0] = -50.0
+        routers(model)[3].weight[0, 0] = math.nan
+    one, two, three = model.model.router_summary()
+    assert (one.off_layer_share, one.largest, two.largest) == (0.5, 1, 50)
+    assert math.isnan(three.largest)
 
 
 # Of layer 2, two heads: the absolute weights of its sources are 1, 6 and 3.

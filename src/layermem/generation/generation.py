@@ -6,9 +6,7 @@ noticed in the first batch.
 Letters: B prompts of a batch, T tokens.
 """
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,24 +18,11 @@ from layermem.generation.prompts import Prompt
 from layermem_base.generation_settings import GenerationSettings
 
 
-@dataclass(kw_only=True)
-class Speed:
-    """Tokens and seconds of all batches so far."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def describe(self) -> str:
-        """Return tokens per second as a sentence."""
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        return f"{self.tokens:,} tokens in {self.seconds:.1f} s, {rate:.1f} tokens/s"
-
-
 class TextGenerator:
     """Continues prompts with one model and one way to choose tokens."""
 
     def __init__(self, model: Any, tokenizer: Any, settings: GenerationSettings) -> None:
-        self.model, self.settings, self.speed = model.eval(), settings, Speed()
+        self.model, self.settings = model.eval(), settings
         self.own = model.generation_config
         self.config = _generation_config(model, tokenizer, settings)
         self.decoder = Decoder(tokenizer, settings.stop, self.config.eos_token_id or ())
@@ -55,7 +40,6 @@ class TextGenerator:
             ),
             "logits_processor": processors(self.settings, self.own, indices, mask),
         }
-        start = time.perf_counter()
         # transformers fills fields that are None from the model's own config.
         self.model.generation_config = self.config
         try:
@@ -63,10 +47,7 @@ class TextGenerator:
         finally:
             self.model.generation_config = self.own
         rows = out[:, ids.shape[1] :].tolist()
-        self.speed.seconds += time.perf_counter() - start
-        done = [self.decoder.cut(p.ids, row) for p, row in zip(batch, rows, strict=True)]
-        self.speed.tokens += sum(each.tokens + (each.reason == "eos") for each in done)
-        return done
+        return [self.decoder.cut(p.ids, row) for p, row in zip(batch, rows, strict=True)]
 
 
 def batches(prompts: Iterable[Prompt], size: int) -> list[list[Prompt]]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from layermem_base.generation_settings import check_text
 
@@ -45,20 +45,13 @@ def check_messages(messages: Sequence[Any], where: str) -> None:
         raise ValueError(f"{where} has no message")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextStart:
+class TextStart(NamedTuple):
     """How the texts began that a model was trained on."""
 
     added: bool = True
     """Whether with the tokens that the tokenizer puts before a text."""
     first: int | None = None
     """Id that stood before a text; None: there is none that the model has learnt."""
-
-    @classmethod
-    def of_tokenizer(cls, tokenizer: Any) -> "TextStart":
-        """Return what a tokenizer says: its BOS token, or EOS where it has no BOS."""
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        return cls(first=eos if bos is None else bos)
 
 
 def encode_prompts(
@@ -67,14 +60,15 @@ def encode_prompts(
     """Return prompts with their tokens; refuse a text that the tokenizer has no tokens for.
 
     An end token that the tokenizer adds is left out. A prompt without any token begins with the
-    first one of ``start``, without which the tokenizer decides.
+    first one of ``start``: by default the tokenizer's BOS token, or EOS where it has no BOS.
     """
     if chat and not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "the tokenizer has no chat template; leave --chat out, or set tokenizer.chat_template "
             "and save it"
         )
-    start = start or TextStart.of_tokenizer(tokenizer)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    start = start or TextStart(first=eos if bos is None else bos)
     encoded = (
         _encode_chat(tokenizer, prompt) if chat else _encode_text(tokenizer, prompt, start)
         for prompt in prompts

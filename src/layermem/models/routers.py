@@ -21,10 +21,10 @@ from layermem.models.static_router import StaticRouter, learned_routers
 class RouterRow:
     """Figures about the weights of one router.
 
-    ``off_layer_share`` is the share of the absolute weight on earlier layers, ``largest`` the
-    largest absolute weight, and ``moved`` says whether the weights on the last source, initially
-    the identity or half of it, have changed. ``reads`` is "keys and values", or, in rows of their
-    own, "keys" or "values".
+    ``off_layer_share`` is the share of the absolute weight on earlier layers. ``largest`` is the
+    largest absolute weight, initially at most 1.23, and NaN if there is one. ``moved`` says whether
+    the weights on the last source, initially the identity or half of it, have changed. ``reads`` is
+    "keys and values", or, in rows of their own, "keys" or "values".
     """
 
     layer: int
@@ -45,28 +45,17 @@ class RouterRow:
 class RouterMethods(PreTrainedDecoder):
     """Methods of model classes with static routers."""
 
-    def router_summary(self, largest: float = 10.0) -> list[RouterRow]:
-        """Return a row for each learned router, and warn about those that look wrong.
+    def router_summary(self) -> list[RouterRow]:
+        """Return a row for each learned router, and warn about those that have not moved.
 
         Where keys and values have weights of their own, each has a row.
-
-        A router has not moved if its weights on its last source are still exactly the initial
-        ones. It has exploded if a weight is not finite or larger than ``largest`` (initially,
-        weights are at most 1.23).
         """
         rows = [row for router in learned_routers(self) for row in _summarise(router)]
         unmoved = sorted({row.layer for row in rows if not row.moved})
-        exploded = sorted({row.layer for row in rows if not row.largest <= largest})
         if unmoved:
             warnings.warn(
                 f"the routers of layers {unmoved} have not moved from their initial values: is the "
                 "model untrained, are they frozen, or do they lack their learning rate (1e-2)?",
-                stacklevel=2,
-            )
-        if exploded:
-            warnings.warn(
-                f"the routers of layers {exploded} have exploded (a weight larger than {largest:g} "
-                "or not finite): lower their learning rate, or clip gradients",
                 stacklevel=2,
             )
         return rows
@@ -136,7 +125,6 @@ def _summarise(router: StaticRouter) -> list[RouterRow]:
             layer=router.layer,
             sources=router.sources,
             off_layer_share=1 - float(own(weight).abs().sum() / weight.abs().sum()),
-            # torch's `max` returns NaN if there is one.
             largest=float(weight.abs().max()),
             moved=not torch.equal(own(weight), own(router.initial(reads))),
             reads=reads,

@@ -261,7 +261,6 @@ def _to_screen(generator: "TextGenerator", groups: "Sequence[Sequence[Prompt]]")
     for row in rows:
         text = row["completion"] if len(rows) == 1 else json.dumps(row, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")
-    logger.info("%s", generator.speed.describe())
 
 
 def _to_file(
@@ -284,4 +283,3 @@ def _to_file(
         bar = progress.add_task("generating", total=total, completed=done)
         continue_all(generator, groups, output, lambda count: progress.advance(bar, count))
     logger.info("wrote %s: %d prompts", output.path, total)
-    logger.info("%s", generator.speed.describe())
