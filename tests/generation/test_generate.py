@@ -16,8 +16,6 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
 )
@@ -45,9 +43,7 @@ def tokenizer(tokenizer):
 def make_model(name, **config):
     """Return a random model whose continuations differ from prompt to prompt."""
     torch.manual_seed(3)
-    if name == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**TINY, initializer_range=0.4))
-    elif name == "gpt2":
+    if name == "gpt2":
         sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
         model = GPT2LMHeadModel(GPT2Config(vocab_size=61, **sizes, initializer_range=0.4))
     else:
@@ -82,14 +78,11 @@ def run(model, tokenizer, texts=TEXTS, **settings):
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        *[("lime", "dynamic"), ("lime", "static"), ("llama", "dynamic"), ("gpt2", "dynamic")],
-        *[
-            pytest.param(name, cache, marks=SLOW)
-            for name, cache in (
-                *(("plain", "dynamic"), ("hyper_connections", "static"), ("mudd", "dynamic")),
-                *(("mudd", "static"), ("lime_hidden", "static"), ("gpt2", "static")),
-            )
-        ],
+        ("lime", "dynamic"),
+        ("lime", "static"),
+        ("gpt2", "dynamic"),
+        pytest.param("mudd", "static", marks=SLOW),
+        pytest.param("lime_hidden", "static", marks=SLOW),
     ],
 )
 def test_batches_equal_single_prompts(name, cache, tokenizer):
@@ -261,7 +254,6 @@ def test_chats(folder, tokenizer, tmp_path):
     [
         ("\n\n", "holds no prompt"),
         ('{"prompt": "a"}\n{"text": "b"}\n', "line 2"),
-        ('{"prompt": "a"}\n{"prom', "line 2"),
         ('{"prompt": [{"role": "u"}]}\n', "line 1"),
         ('{"prompt": "\\ud800"}\n', "line 1"),
         ('{"prompt": "a"}\n{"prompt": "%s"}\n' % ("a " * 60), "line 2 has 60 tokens, of which 54"),
