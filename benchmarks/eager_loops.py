@@ -425,7 +425,7 @@ def _hyper_weights(config, connection, streams, place):
     if config.coefficients == "dynamic":
         projection = connection.projection
         z = (unit(streams, config.rms_norm_eps) * projection.gain) @ projection.weight.T
-        z = z.tanh() if config.tanh else z
+        z = z.tanh()
         mix = mix + own.scale[0] * z[..., :-1]
         write = write + own.scale[1] * z[..., -1]
     else:

@@ -37,8 +37,6 @@ class GenerationSettings:
     """Prompts continued at once, of about one length."""
     cache: Literal["dynamic", "static"] = "dynamic"
     """transformers' cache: one that grows, or one of a fixed size."""
-    compile: bool = False
-    """Compile the forward of one token; needs --cache static, and compiles for each batch size."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -59,11 +57,6 @@ class GenerationSettings:
             raise ValueError(
                 f"--do-sample and --num-beams {self.num_beams} together are not supported: draws "
                 "of one prompt would depend on its batch; leave one of them out"
-            )
-        if self.compile and self.cache != "static":
-            raise ValueError(
-                "--compile needs --cache static: with a cache that grows, every token would be "
-                "compiled anew"
             )
 
 

@@ -102,14 +102,14 @@ def depends_on_input(memory):
     ("static_weights", "reason"),
     [
         (depends_on_input, "the weights of LimeRouter depend on its input"),
-        (Memory.static_weights, "LimeRouter does not override static_weights"),
+        (Memory.static_weights_by_part, "LimeRouter does not override static_weights"),
     ],
     ids=["depends", "undefined"],
 )
 def test_routers_of_unknown_weights_are_left_out_with_the_reason(
     static_weights, reason, caplog, monkeypatch
 ):
-    monkeypatch.setattr(LimeRouter, "static_weights", static_weights)
+    monkeypatch.setattr(LimeRouter, "static_weights_by_part", static_weights)
     caplog.set_level(logging.INFO)
     routing, unknown = _analyze_routing(layermem.build("lime", **TINY), "ours")
     assert routing is None and unknown.startswith(reason)

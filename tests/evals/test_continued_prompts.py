@@ -162,11 +162,11 @@ def test_a_stopped_command_writes_the_same_file(asked, tmp_path, monkeypatch, ca
     assert [row["prompt"] for row in done][:2] == ["a b", "c"]
     continue_batch, calls = TextGenerator.continue_batch, []
 
-    def fail_at_the_third(self, batch, write=None):
+    def fail_at_the_third(self, batch):
         calls.append(batch)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return continue_batch(self, batch, write)
+        return continue_batch(self, batch)
 
     monkeypatch.setattr(TextGenerator, "continue_batch", fail_at_the_third)
     out = tmp_path / "out.jsonl"

@@ -6,12 +6,10 @@ from literal import parts
 
 CASES = {
     "hyper_connections-static": {"coefficients": "static"},
-    "hyper_connections-2-linear": {"streams": 2, "tanh": False},
 }
 PLAIN = [
     {"coefficients": "static", "streams": 3},
     {"streams": 1},
-    {"streams": 2, "tanh": False},
 ]
 
 
@@ -43,8 +41,7 @@ def coefficients(model, connection, streams):
                 normed = parts.scale_to_unit(streams[b, t], model.config.rms_norm_eps)
                 normed = normed * connection.projection.gain
                 for i in range(n):
-                    z = connection.projection.weight @ normed[i]
-                    z = torch.tanh(z) if model.config.tanh else z
+                    z = torch.tanh(connection.projection.weight @ normed[i])
                     mix[i] += weights.scale[0] * z[: n + 1]
                     write[i] += weights.scale[1] * z[n + 1]
             out[b, t] = mix, write

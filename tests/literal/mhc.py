@@ -5,7 +5,7 @@ import torch
 from literal import parts
 
 CASES = {
-    "mhc-deepseek_v4": {"init": "deepseek_v4", "streams": 3, "rounds": 5},
+    "mhc-3-of-5-rounds": {"streams": 3, "rounds": 5},
     "mhc-identity": {"res": "identity"},
 }
 PLAIN = [{"streams": 2, "rounds": 1}, {"res": "identity", "streams": 3}]

@@ -111,7 +111,7 @@ def test_capture_sees_the_routers_in_use(adapted, ids):
 
 def test_pruning_refuses_what_an_adapter_holds(adapted, ids):
     before = {name: p.detach().clone() for name, p in adapted.named_parameters()}
-    with pytest.raises(ValueError, match=r"router of layer 1 is wrapped .* \(merge_and_unload\)"):
+    with pytest.raises(ValueError, match="router of layer 1"):
         adapted.prune_routers(1)
     assert adapted.config.router_sources is None
     assert all(torch.equal(p, before[name]) for name, p in adapted.named_parameters())

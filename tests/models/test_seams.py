@@ -184,7 +184,7 @@ class RoutedAgain(Variant):
     def memory(cls, config, layer_idx):
         if not layer_idx:
             return super().memory(config, layer_idx)
-        return LimeRouter(config.num_key_value_heads, range(layer_idx + 1), layer=layer_idx)
+        return LimeRouter(config.num_key_value_heads, range(layer_idx + 1))
 
     @classmethod
     def hands_on(cls, config):

@@ -35,7 +35,7 @@ def rope_inputs(dtype=torch.float64):
     return x.transpose(1, 2).requires_grad_(), angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -59,15 +59,6 @@ def assert_as_good(got, expected, x, weight):
     for a, b, true in zip(ours, theirs, exact, strict=True):
         assert a.dtype == b.dtype
         assert (a - true).norm() <= 1.1 * (b - true).norm() + 1e-6 * true.norm()
-
-
-@pytest.mark.parametrize("frozen", ["x", "weight"])
-def test_norm_with_part_of_it_frozen(frozen):
-    x, weight = norm_inputs()
-    (x if frozen == "x" else weight).requires_grad_(False)
-    rms_norm(x, weight, 1e-6).square().sum().backward()
-    moving, still = (weight, x) if frozen == "x" else (x, weight)
-    assert moving.grad is not None and still.grad is None
 
 
 def test_norm_of_weights_in_float32_and_inputs_in_half():
@@ -107,16 +98,12 @@ def test_derivatives_once_and_twice():
     x, weight = norm_inputs(shape=(2, 3, 4))
     torch.autograd.gradcheck(lambda *a: rms_norm(*a, 1e-3), (x, weight))
     torch.autograd.gradgradcheck(lambda *a: rms_norm(*a, 1e-3), (x, weight))
+    got = torch.func.grad(lambda x: rms_norm(x, weight, 1e-3).square().sum())(x.detach())
+    expected = torch.autograd.grad(norm_formula(x, weight, 1e-3).square().sum(), x)[0]
+    torch.testing.assert_close(got, expected)
     x, cos, sin = rope_inputs()
     torch.autograd.gradcheck(lambda x: rotate(x, cos, sin), (x,))
     torch.autograd.gradgradcheck(lambda x: rotate(x, cos, sin), (x,))
-
-
-def test_under_functional_transforms():
-    x, weight = norm_inputs()
-    got = torch.func.grad(lambda x: rms_norm(x, weight, 1e-6).square().sum())(x.detach())
-    expected = torch.autograd.grad(norm_formula(x, weight, 1e-6).square().sum(), x)[0]
-    torch.testing.assert_close(got, expected)
 
 
 def remembered(function, *inputs):

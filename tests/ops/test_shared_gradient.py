@@ -7,9 +7,8 @@ import pytest
 import torch
 from chain import HEADS, assert_same
 
-from layermem.ops import depth, depth_attention, streams
+from layermem.ops import depth, depth_attention
 from layermem.ops.depth import naive as depth_naive
-from layermem.ops.streams import naive as streams_naive
 
 WIDTH, LAYERS = 5, 5
 
@@ -48,27 +47,11 @@ def by_depth_attention(stored):
     return run
 
 
-def by_streams(ops):
-    def run():
-        x = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(3)).double()
-        out, held, n = x.requires_grad_(), [], 3
-        for i in range(LAYERS):
-            held.append(streams.hold(out * (i + 1)) if ops is streams else out * (i + 1))
-            projected = ops.project(held[-1], torch.ones(n, 5).double() / 3, 1e-6)
-            y = ops.read(held[-1], projected[:, :1])
-            out = ops.write(held[-1], y.tanh(), projected / 9, projected[..., :1])
-            out = out.tanh() + held[0].square()
-        return out.square().sum(), held, [x]
-
-    return run
-
-
 # How a loss is computed on stored tensors, and the same without storing.
 PAIRS = {
     "depth": (by_depth(depth, 1), by_depth(depth_naive, 1)),
     "depth in shared memory": (by_depth(depth, LAYERS), by_depth(depth_naive, 1)),
     "depth attention": (by_depth_attention(True), by_depth_attention(False)),
-    "streams": (by_streams(streams), by_streams(streams_naive)),
 }
 
 
@@ -123,7 +106,7 @@ def test_retained_gradients_and_hooks(pair):
     assert_same(*results)
 
 
-@pytest.mark.parametrize("name", ["depth", "depth in shared memory", "depth attention", "streams"])
+@pytest.mark.parametrize("name", ["depth", "depth in shared memory", "depth attention"])
 def test_second_derivatives_with_respect_to_stored_tensors(name):
     pair, grads = PAIRS[name], []
     for run in pair:

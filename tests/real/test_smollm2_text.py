@@ -91,6 +91,6 @@ def test_an_assistant_of_pruned_routers_changes_no_text(model, tokenizer, smollm
     expected = perturb(model).generate(**prompt, **GREEDY)
     assistant = layermem.LimeForCausalLM.from_llama(str(smollm2_folder)).eval()
     # Its routers are the identity: what they do not read is left out.
-    assert all(row.kept == (row.layer,) for row in assistant.prune_routers(1))
+    assert all(row.sources == (row.layer,) for row in assistant.prune_routers(1))
     written = model.generate(**prompt, **GREEDY, assistant_model=assistant)
     assert torch.equal(written, expected)

@@ -10,10 +10,8 @@ import torch
 from host_models import make_attached, make_host, make_ids, shake_routers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from tiny import TINY
 from transformers import AutoModelForCausalLM
 
-from layermem import LimeConfig, LimeForCausalLM
 from layermem.retrofit import (
     adapter,
     attach,
@@ -138,20 +136,6 @@ def test_a_state_dict_travels(tmp_path):
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         assert torch.equal(other(ids).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("native", [False, True])
-def test_a_state_dict_of_other_sources_of_the_same_number_is_refused(native, tmp_path):
-    def model_of(router, window):
-        if native:
-            return LimeForCausalLM(LimeConfig(**TINY, router=router, router_window=window))
-        return attach(make_host("llama"), router=router, window=window)
-
-    torch.save(model_of("first", 1).state_dict(), tmp_path / "weights")
-    saved = torch.load(tmp_path / "weights", weights_only=True)
-    model_of("first", 1).load_state_dict(saved)
-    with pytest.raises(RuntimeError, match=r"reads the layers \[0, 2, 3\], and .* \[1, 2, 3\]"):
-        model_of("last", 3).load_state_dict(saved)
 
 
 def test_a_card_of_routers_that_were_replaced_is_replaced(tmp_path):

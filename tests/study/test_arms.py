@@ -129,7 +129,7 @@ def test_a_variant_of_the_name_of_the_recipe_is_refused(monkeypatch):
         ("lime:routr=last", "LimeConfig has no field 'routr'; did you mean router?"),
         ("lime:router=lst", "lime:router=lst: .*, got lst"),
         ("lime:router_window=4", "lime:router_window=4: router_window is for"),
-        ("lime:router_sources=[[]]", "the 2 layers, got 1 list"),
+        ("lime:router_sources=[[]]", "router_sources"),
         ("lime:hidden_size=8", "model.options name hidden_size, which .*: --model.hidden-size"),
         ("plain:dtype=bfloat16", "dtype=bfloat16 .*--compute.precision"),
         ("lime:router", "NAME=VALUE each, got 'router'"),

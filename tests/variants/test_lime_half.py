@@ -29,20 +29,16 @@ def bytes_in(cache):
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "share"),
+    ("name", "fields", "share", "kind"),
     [
-        ("lime_half", {}, 3 / 6),
-        ("lime_half", {"storage": 2}, 2 / 6),
-        ("lime_half", {"storage": [0, 4]}, 2 / 6),
-        ("cla", {}, 3 / 6),
-        ("cla", {"sharing": 6}, 1 / 6),
-        ("yoco", {}, 3 / 6),
-        ("fused_kv", {"num_kv_shared_layers": 4}, 2 / 6),
-        ("fused_kv", {"fusion": "lite"}, 3 / 6),
+        ("lime_half", {}, 3 / 6, DynamicCache),
+        ("lime_half", {"storage": [0, 4]}, 2 / 6, StaticCache),
+        ("cla", {"sharing": 6}, 1 / 6, DynamicCache),
+        ("yoco", {}, 3 / 6, StaticCache),
+        ("fused_kv", {"num_kv_shared_layers": 4}, 2 / 6, DynamicCache),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 def test_a_cache_holds_the_entries_of_storage_layers_alone(name, fields, share, kind, ids):
     found = []
     for model in (
@@ -115,10 +111,9 @@ def test_pruned_routers_read_storage_layers_and_are_loaded(ids, tmp_path):
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        *((f"lime_half+{stream}", layermem.RECIPE) for stream in ("mudd", "dca", "mhc")),
+        ("lime_half+mudd", layermem.RECIPE),
         ("lime_half+lime_hidden", {"gate": True}),
         ("cla+mudd", {"pre_post_norm": True}),
-        ("value_residual+mudd", {"form": "svformer"}),
         ("value_residual+dca", {"form": "svformer", "gated": True}),
     ],
     ids=str,
@@ -171,24 +166,18 @@ def test_what_needs_all_projections_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        ({"storage": []}, r"begins with 0, got \[\]"),
-        ({"storage": 0}, "begins with 0, got 0"),
-        ({"storage": -1}, "begins with 0, got -1"),
-        ({"storage": [1, 2]}, r"begins with 0, got \[1, 2\]"),
-        ({"storage": [0, 2, 1]}, "ascending"),
-        ({"storage": 5}, "from 1 to 4"),
-        ({"storage": [0, 4]}, "up to 3"),
-        ({"storage": "halff"}, "storage"),
-        ({"storage": None}, "storage"),
-        ({"storage": 2, "router_sources": [[], [0], [0], []]}, r"router_sources\[2\]"),
-        ({"router_sources": [[], [], [1], []]}, r"router_sources\[2\]"),
+        ({"storage": 0}, "storage"),
+        ({"storage": [1, 2]}, "storage"),
+        ({"storage": [0, 2, 1]}, "storage"),
+        ({"storage": [0, 4]}, "storage"),
+        ({"router_sources": [[], [], [1], []]}, "router_sources"),
     ],
     ids=str,
 )
-def test_storage_that_cannot_be_is_named(fields, message):
-    with pytest.raises(Exception, match=message):
+def test_storage_that_cannot_be_is_named(fields, named):
+    with pytest.raises(Exception, match=named):
         LimeHalfConfig(**TINY, **fields)
 
 
@@ -224,17 +213,15 @@ def tokens_run(model, ids, **kwargs):
     ("name", "fields", "cut"),
     [
         ("lime_half", {"storage": 2, **layermem.RECIPE}, 4),
-        ("lime_half", {}, 1),
         ("lime_half", {"storage": [0, 5]}, 0),
-        ("yoco", {}, 3),
+        ("yoco", {"attn_implementation": "eager"}, 3),
         ("fused_kv", {"num_kv_shared_layers": 2}, 2),
         ("lime_half+hyper_connections", {"storage": 2}, 0),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cut, attention, ids):
-    model = attentive(layermem.build(name, **DEEP, **fields, attn_implementation=attention))
+def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cut, ids):
+    model = attentive(layermem.build(name, **DEEP, **fields))
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
     for given in ({}, {"attention_mask": mask}):
@@ -258,8 +245,7 @@ def test_a_hook_sees_all_tokens_of_a_prompt(where, ids):
     assert seen == [ids.shape[1]]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["yoco", "lime_half"])
+@pytest.mark.parametrize(("name", "attention"), [("yoco", "sdpa"), ("lime_half", "eager")])
 def test_a_prompt_in_a_static_cache_is_read_without_its_empty_places(name, attention, ids):
     """Without padding sdpa is given no mask, and one query alone would attend to empty places."""
     fields = {"storage": 3, **layermem.RECIPE} if name == "lime_half" else {}

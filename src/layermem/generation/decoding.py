@@ -8,7 +8,7 @@ the padding token in rows that have padding.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,12 +26,8 @@ from transformers import (
 from layermem_base.generation_settings import GenerationSettings
 
 FinishReason = Literal["eos", "stop", "length"]
-# Fields of a generation config that would change the distribution, with values of no effect.
-_UNSUPPORTED = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
 # Tokens of the prompt before a continuation: some tokenizers write a word differently at the start.
 _TAIL = 8
-# Stands for bytes that are no character yet.
-_HALF = "\N{REPLACEMENT CHARACTER}"
 
 
 class NotNaN(LogitsProcessor):
@@ -93,13 +89,6 @@ def processors(
         made.append(RepetitionPenalty(penalty, mask))
     if not settings.do_sample:
         return made
-    for name, neutral in _UNSUPPORTED.items():
-        value = getattr(own, name, None)
-        if value is not None and value != neutral:
-            raise ValueError(
-                f"the model's generation_config.json sets {name}={value}, which is not supported; "
-                "delete it there, and use --temperature, --top-p or --top-k"
-            )
     temperature = _chosen(settings.temperature, own.temperature, 1.0)
     top_k = _chosen(settings.top_k, own.top_k, 0)
     top_p = _chosen(settings.top_p, own.top_p, 1.0)
@@ -177,54 +166,11 @@ class Decoder:
                 break
         text = self.text(prompt, ids)
         if reason == "stop":
-            text = text[: self._first_stop(text)]
+            # A special token is not in the text.
+            starts = (text.index(stop) for stop in self.stop if stop in text)
+            text = text[: min(starts, default=len(text))]
         return Continuation(text=text, tokens=len(ids), reason=reason)
 
-    def shown(self, text: str) -> str:
-        """Return the part of a text that later tokens cannot take back."""
-        if (end := self._first_stop(text)) < len(text):
-            return text[:end]
-        held = len(text) - len(text.rstrip(_HALF))
-        for stop in self.stop:
-            ends = (n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n]))
-            held = max(held, next(ends, 0))
-        return text[: len(text) - held]
-
-    def _first_stop(self, text: str) -> int:
-        """Return where the first stop text begins; the length of the text where there is none."""
-        return min((text.index(stop) for stop in self.stop if stop in text), default=len(text))
-
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(
-            self.tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
-
-
-class TextStream:
-    """Writes a continuation while it is generated; transformers calls ``put`` and ``end``."""
-
-    def __init__(
-        self, decoder: Decoder, prompt: Sequence[int], write: Callable[[str], None]
-    ) -> None:
-        self.decoder, self.prompt, self.write = decoder, prompt, write
-        self.ids: list[int] = []
-        self.written = 0
-        self._has_prompt = False
-
-    def put(self, value: Any) -> None:
-        """Take the prompt at the first call, and one token at each other."""
-        if not self._has_prompt:
-            self._has_prompt = True
-            return
-        self.ids += [token for token in value.flatten().tolist() if token not in self.decoder.ends]
-        self._write_to(self.decoder.shown(self.decoder.text(self.prompt, self.ids)))
-
-    def end(self) -> None:
-        """Write what was held back."""
-        self._write_to(self.decoder.cut(self.prompt, self.ids).text)
-
-    def _write_to(self, text: str) -> None:
-        self.write(text[self.written :])
-        self.written = max(self.written, len(text))
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(ids), **options))

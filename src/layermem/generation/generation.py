@@ -6,87 +6,48 @@ noticed in the first batch.
 Letters: B prompts of a batch, T tokens.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    CompileConfig,
-    GenerationConfig,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from layermem.generation.decoding import Continuation, Decoder, TextStream, processors
+from layermem.generation.decoding import Continuation, Decoder, processors
 from layermem.generation.prompts import Prompt
 from layermem_base.generation_settings import GenerationSettings
-
-
-@dataclass(kw_only=True)
-class Speed:
-    """Tokens and seconds of all batches so far."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    first_token: list[float] = field(default_factory=list)
-    """Seconds of each batch to its first token."""
-
-    def describe(self) -> str:
-        """Return tokens per second and the time to the first token as a sentence."""
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        first = statistics.median(self.first_token) if self.first_token else 0.0
-        of_batches = "" if len(self.first_token) < 2 else " (median of batches)"
-        return (
-            f"{self.tokens:,} tokens in {self.seconds:.1f} s, {rate:.1f} tokens/s; first token "
-            f"after {first:.3f} s{of_batches}"
-        )
 
 
 class TextGenerator:
     """Continues prompts with one model and one way to choose tokens."""
 
     def __init__(self, model: Any, tokenizer: Any, settings: GenerationSettings) -> None:
-        self.model, self.settings, self.speed = model.eval(), settings, Speed()
+        self.model, self.settings = model.eval(), settings
         self.own = model.generation_config
         self.config = _generation_config(model, tokenizer, settings)
         self.decoder = Decoder(tokenizer, settings.stop, self.config.eos_token_id or ())
 
     @torch.inference_mode()
-    def continue_batch(
-        self, batch: Sequence[Prompt], write: Callable[[str], None] | None = None
-    ) -> list[Continuation]:
-        """Return the continuations of a batch.
-
-        ``write`` is called with the text of a single prompt's as it comes, where there are no
-        beams.
-        """
+    def continue_batch(self, batch: Sequence[Prompt]) -> list[Continuation]:
+        """Return the continuations of a batch."""
         ids, mask = _pad_left(
             [prompt.ids for prompt in batch], self.config.pad_token_id, self.model.device
         )
-        watch = _Watch(self.decoder, batch, ids.shape[1])
-        extra: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([watch])}
-        if write is not None and len(batch) == 1 and self.settings.num_beams == 1:
-            extra["streamer"] = TextStream(self.decoder, batch[0].ids, write)
         indices = [prompt.index for prompt in batch]
-        extra["logits_processor"] = processors(self.settings, self.own, indices, mask)
-        start = time.perf_counter()
+        choosing = {
+            "stopping_criteria": StoppingCriteriaList(
+                [_StopTexts(self.decoder, batch, ids.shape[1])]
+            ),
+            "logits_processor": processors(self.settings, self.own, indices, mask),
+        }
         # transformers fills fields that are None from the model's own config.
         self.model.generation_config = self.config
         try:
-            out = self.model.generate(ids, attention_mask=mask, **extra)
+            out = self.model.generate(ids, attention_mask=mask, **choosing)
         finally:
             self.model.generation_config = self.own
         rows = out[:, ids.shape[1] :].tolist()
-        end = time.perf_counter()
-        done = [self.decoder.cut(p.ids, row) for p, row in zip(batch, rows, strict=True)]
-        self.speed.tokens += sum(each.tokens + (each.reason == "eos") for each in done)
-        self.speed.seconds += end - start
-        self.speed.first_token.append((watch.first or end) - start)
-        return done
+        return [self.decoder.cut(p.ids, row) for p, row in zip(batch, rows, strict=True)]
 
 
 def batches(prompts: Iterable[Prompt], size: int) -> list[list[Prompt]]:
@@ -95,16 +56,14 @@ def batches(prompts: Iterable[Prompt], size: int) -> list[list[Prompt]]:
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-class _Watch(StoppingCriteria):
-    """Ends rows with a stop text, and notes when the first token came."""
+class _StopTexts(StoppingCriteria):
+    """Ends rows with a stop text."""
 
     def __init__(self, decoder: Decoder, batch: Sequence[Prompt], width: int) -> None:
         self.decoder, self.batch, self.width = decoder, batch, width
-        self.first: float | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Return which rows [B] have ended; of a beam search there are several for a prompt."""
-        self.first = self.first or time.perf_counter()
         ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         if self.decoder.stop:
             beams = len(input_ids) // len(self.batch)
@@ -126,7 +85,7 @@ def _generation_config(
     ends = ends if ends is not None else tokenizer.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     padding = tokenizer.pad_token_id
-    config = GenerationConfig(
+    return GenerationConfig(
         do_sample=False,
         eos_token_id=ends or None,
         # A masked position: any id will do.
@@ -135,13 +94,8 @@ def _generation_config(
         num_beams=settings.num_beams,
         cache_implementation="static" if settings.cache == "static" else None,
         use_cache=True,
-        # The compiled forward of a token is used with a static cache, if at all.
-        disable_compile=not settings.compile,
+        disable_compile=True,
     )
-    if settings.compile:
-        config.compile_config = CompileConfig()
-        config.compile_config._compile_all_devices = True
-    return config
 
 
 def _pad_left(

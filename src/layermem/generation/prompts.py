@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from layermem_base.generation_settings import check_text
 
@@ -45,20 +45,13 @@ def check_messages(messages: Sequence[Any], where: str) -> None:
         raise ValueError(f"{where} has no message")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextStart:
+class TextStart(NamedTuple):
     """How the texts began that a model was trained on."""
 
     added: bool = True
     """Whether with the tokens that the tokenizer puts before a text."""
     first: int | None = None
     """Id that stood before a text; None: there is none that the model has learnt."""
-
-    @classmethod
-    def of_tokenizer(cls, tokenizer: Any) -> "TextStart":
-        """Return what a tokenizer says: its BOS token, or EOS where it has no BOS."""
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        return cls(first=eos if bos is None else bos)
 
 
 def encode_prompts(
@@ -67,19 +60,20 @@ def encode_prompts(
     """Return prompts with their tokens; refuse a text that the tokenizer has no tokens for.
 
     An end token that the tokenizer adds is left out. A prompt without any token begins with the
-    first one of ``start``, without which the tokenizer decides.
+    first one of ``start``: by default the tokenizer's BOS token, or EOS where it has no BOS.
     """
     if chat and not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "the tokenizer has no chat template; leave --chat out, or set tokenizer.chat_template "
             "and save it"
         )
-    if chat:
-        return [replace(prompt, ids=tuple(_encode_chat(tokenizer, prompt))) for prompt in prompts]
-    start = start or TextStart.of_tokenizer(tokenizer)
-    return [
-        replace(prompt, ids=tuple(_encode_text(tokenizer, prompt, start))) for prompt in prompts
-    ]
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    start = start or TextStart(first=eos if bos is None else bos)
+    encoded = (
+        _encode_chat(tokenizer, prompt) if chat else _encode_text(tokenizer, prompt, start)
+        for prompt in prompts
+    )
+    return [replace(prompt, ids=tuple(ids)) for prompt, ids in zip(prompts, encoded, strict=True)]
 
 
 def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -101,14 +95,10 @@ def _encode_known(tokenizer: Any, text: str, where: str) -> list[int]:
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown not in ids or tokenizer.unk_token in text:
         return ids
-    piece = f"all of {text!r:.60}"
-    if tokenizer.is_fast:
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        begin, end = found["offset_mapping"][ids.index(unknown)]
-        piece = f"{text[begin:end]!r} in {text!r:.60}"
+    before = tokenizer.decode(ids[: ids.index(unknown)])
     raise ValueError(
-        f"{where}: the tokenizer has no token for {piece}, in place of which the model would read "
-        f"{tokenizer.unk_token}; leave it out or replace it"
+        f"{where}: the tokenizer has no token for what follows {before[-60:]!r}, in place of which "
+        f"the model would read {tokenizer.unk_token}; leave it out or replace it"
     )
 
 
@@ -144,11 +134,10 @@ def check_prompts(prompts: Sequence[Prompt], config: Any, max_new_tokens: int) -
                 f"{config.vocab_size}: the tokenizer is another model's"
             )
         if isinstance(longest, int) and 0 < longest < len(prompt.ids) + max_new_tokens:
+            fit = max(longest - max_new_tokens, 0)
             raise ValueError(
-                f"{prompt.where} has {len(prompt.ids)} tokens, of which "
-                f"{max(longest - max_new_tokens, 0)} fit: the model reads {longest}, and "
-                f"--max-new-tokens asks for {max_new_tokens} more; shorten the prompt or ask for "
-                "fewer"
+                f"{prompt.where} has {len(prompt.ids)} tokens, of which {fit} fit: the model reads "
+                f"{longest}, and --max-new-tokens asks for {max_new_tokens} more; ask for fewer"
             )
 
 

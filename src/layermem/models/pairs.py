@@ -8,17 +8,26 @@ counts, metrics) is joined. The classes of all pairs are attributes of this modu
 import inspect
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields
+from operator import add, or_
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from torch import nn
 
 from layermem.models import registry
 from layermem.models.configuration import DecoderConfig
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import SEAMS, Variant, filled_seams
+
+# Methods whose results are joined, and how: of both configs, models or modules one thing.
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
+    "init_weights": or_,
+    "metrics": or_,
+    "extra_parameters": add,
+    "extra_flops": add,
+    "plain_fields_beside": lambda memory, stream: {**memory, **stream},
+}
 
 
 def declare_pairs(name: str) -> None:
@@ -39,11 +48,14 @@ def reason_against(*names: str) -> str:
             for name, seam in zip(names, seams, strict=True)
         )
         return f"a pair names a variant of the memory seam, then one of the stream seam; {filled}"
+    # Of a check, as of a field, a config has one of each name.
+    of_all = {field.name for field in fields(DecoderConfig)} | set(dir(DecoderConfig))
     own = [
-        {f.name for f in fields(entry.config)} - {f.name for f in fields(DecoderConfig)}
+        {field.name for field in fields(entry.config)}
+        | {name for name in dir(entry.config) if name.startswith("validate_")}
         for entry in entries
     ]
-    both = sorted(own[0] & own[1])
+    both = sorted((own[0] & own[1]) - of_all)
     return f"both variants have a field {', '.join(both)}" if both else ""
 
 
@@ -52,37 +64,19 @@ def _declare(*names: str) -> None:
     config = _join_configs(memory.config, stream.config)
     setattr(sys.modules[__name__], config.__name__, config)
     variant = _join_variants(memory.variant, stream.variant)
-    bases = tuple(b for b in (memory.base, stream.base) if b is not PreTrainedDecoder)
-    base = types.new_class("PairMethods", bases) if len(bases) > 1 else None
-    registry.declare(
-        "+".join(names),
-        config,
-        variant,
-        base=base or (bases[0] if bases else PreTrainedDecoder),
-    )
+    bases = [b for b in (memory.base, stream.base) if b is not PreTrainedDecoder]
+    base = types.new_class("PairMethods", (*bases, PreTrainedDecoder))
+    registry.declare("+".join(names), config, variant, base=base)
 
 
 def _join_configs(memory: type[DecoderConfig], stream: type[DecoderConfig]) -> type[DecoderConfig]:
     """Return a config with the fields and checks of both."""
-    checks = [
-        {check for check in dir(c) if check.startswith("validate_")} - set(dir(DecoderConfig))
-        for c in (memory, stream)
-    ]
-
-    def join(check: str) -> Any:
-        def validate(self: Any) -> None:
-            getattr(memory, check)(self)
-            getattr(stream, check)(self)
-
-        return validate
-
     body = {
         "__module__": __name__,
         "__doc__": f"The fields of {memory.__name__} and {stream.__name__}.",
         "shape_fields": tuple(dict.fromkeys((*memory.shape_fields, *stream.shape_fields))),
         # Whether attention may be sharded is for the memory to say.
         "base_model_tp_plan": memory.base_model_tp_plan,
-        **{check: join(check) for check in checks[0] & checks[1]},
     }
     name = memory.__name__.removesuffix("Config") + stream.__name__
     return strict(types.new_class(name, (memory, stream), exec_body=lambda s: s.update(body)))
@@ -90,33 +84,19 @@ def _join_configs(memory: type[DecoderConfig], stream: type[DecoderConfig]) -> t
 
 def _join_variants(memory: type[Variant[Any]], stream: type[Variant[Any]]) -> type[Variant[Any]]:
     """Return a variant whose seams are filled by one each."""
-    plain = [side.plain_fields for side in (memory, stream)]
 
-    def init_weights(module: nn.Module) -> bool:
-        return memory.init_weights(module) or stream.init_weights(module)
+    def join(method: str) -> Any:
+        of_memory, of_stream = getattr(memory, method), getattr(stream, method)
+        return staticmethod(lambda what: _JOINED[method](of_memory(what), of_stream(what)))
 
-    def metrics(model: nn.Module) -> dict[str, float]:
-        return {**memory.metrics(model), **stream.metrics(model)}
-
-    def extra_parameters(config: DecoderConfig) -> int:
-        return memory.extra_parameters(config) + stream.extra_parameters(config)
-
-    def extra_flops(config: DecoderConfig) -> int:
-        return memory.extra_flops(config) + stream.extra_flops(config)
-
-    def plain_fields_beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**memory.plain_fields_beside(given), **stream.plain_fields_beside(given)}
-
-    joined = (init_weights, metrics, extra_parameters, extra_flops, plain_fields_beside)
+    plain = (memory.plain_fields, stream.plain_fields)
     body = {
         "__module__": __name__,
         "__doc__": f"{inspect.getdoc(memory)}\n\n{inspect.getdoc(stream)}",
-        "source": ", ".join(side.source for side in (memory, stream) if side.source),
+        "source": ", ".join(filter(None, (memory.source, stream.source))),
         "overrides": (*memory.overrides, *stream.overrides),
-        "plain_fields": None
-        if None in plain
-        else {k: v for p in plain for k, v in (p or {}).items()},
-        **{function.__name__: staticmethod(function) for function in joined},
+        "plain_fields": None if None in plain else {**(plain[0] or {}), **(plain[1] or {})},
+        **{method: join(method) for method in _JOINED},
     }
     for side, seam in ((memory, "memory"), (stream, "stream")):
         body |= {method: staticmethod(getattr(side, method)) for method in SEAMS[seam]}

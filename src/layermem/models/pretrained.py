@@ -159,7 +159,7 @@ class PreTrainedDecoder(PreTrainedModel):
     ) -> Any:
         """Let tensor parallelism shard the heads where their number allows it, then do as ever."""
         if getattr(distributed_config, "tp_size", None):
-            share_layers(model, distributed_config, *args)
+            share_layers(model, distributed_config)
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 
     @classmethod

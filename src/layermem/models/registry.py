@@ -6,7 +6,7 @@ A variant is declared together with its pairs (``lime+hyper_connections``).
 import difflib
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -25,7 +25,6 @@ from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from transformers.models.auto import modeling_auto as tables
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import PREFIX, DecoderConfig, check_dtype
@@ -52,13 +51,12 @@ class RegisteredVariant:
 BUILT_WITH = frozenset({"attn_implementation", "output_attentions"})
 """What a model may be built with beside the fields of its config."""
 _REGISTERED: dict[str, RegisteredVariant] = {}
-# transformers' tables of class names, to which ``AutoModel.register`` adds nothing.
-_CLASS_NAME_TABLES: dict[Any, dict[str, str]] = {
-    AutoModel: tables.MODEL_MAPPING_NAMES,
-    AutoModelForCausalLM: tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    AutoModelForSequenceClassification: tables.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    AutoModelForTokenClassification: tables.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-    AutoModelForQuestionAnswering: tables.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+_AUTO_CLASSES: dict[str, Any] = {
+    "decoder": AutoModel,
+    "causal_lm": AutoModelForCausalLM,
+    "sequence_classification": AutoModelForSequenceClassification,
+    "token_classification": AutoModelForTokenClassification,
+    "question_answering": AutoModelForQuestionAnswering,
 }
 
 
@@ -99,29 +97,25 @@ def declare(
     decoder = make_class("Model", (root, Decoder), "Token ids to hidden states.")
     # PEFT and others look for GenerationMixin among the direct bases of a class.
     bases = (root, DecoderForCausalLM, GenerationMixin)
-    entry = RegisteredVariant(
-        variant=variant,
-        config=config,
-        base=base,
-        decoder=decoder,
-        causal_lm=make_class("ForCausalLM", bases, "Next-token prediction.", decoder_class=decoder),
-        sequence_classification=make_class(
-            "ForSequenceClassification",
-            (GenericForSequenceClassification, root),
-            "One label for a text.",
+    classes = {
+        "decoder": decoder,
+        "causal_lm": make_class(
+            "ForCausalLM", bases, "Next-token prediction.", decoder_class=decoder
         ),
-        token_classification=make_class(
-            "ForTokenClassification",
-            (GenericForTokenClassification, root),
-            "One label for each token.",
-        ),
-        question_answering=make_class(
-            "ForQuestionAnswering",
-            (GenericForQuestionAnswering, root),
+    }
+    for field, generic, doc in (
+        ("sequence_classification", GenericForSequenceClassification, "One label for a text."),
+        ("token_classification", GenericForTokenClassification, "One label for each token."),
+        (
+            "question_answering",
+            GenericForQuestionAnswering,
             "Start and end of an answer in a text.",
         ),
-    )
-    _register(entry)
+    ):
+        ending = generic.__name__.removeprefix("Generic")
+        classes[field] = make_class(ending, (generic, root), doc)
+    _register(config, classes)
+    entry = RegisteredVariant(variant=variant, config=config, base=base, **classes)
     _REGISTERED[name] = entry
     if not _is_pair(name):
         # It imports this module.
@@ -131,28 +125,20 @@ def declare(
     return entry
 
 
-def _register(entry: RegisteredVariant) -> None:
+def _register(config: type[DecoderConfig], classes: Mapping[str, type]) -> None:
     """Register the classes of a variant with transformers' Auto classes."""
-    auto_classes = {
-        AutoModel: entry.decoder,
-        AutoModelForCausalLM: entry.causal_lm,
-        AutoModelForSequenceClassification: entry.sequence_classification,
-        AutoModelForTokenClassification: entry.token_classification,
-        AutoModelForQuestionAnswering: entry.question_answering,
-    }
-    AutoConfig.register(entry.config.model_type, entry.config)
-    for auto, model in auto_classes.items():
-        auto.register(entry.config, model)
+    AutoConfig.register(config.model_type, config)
+    config.auto_classes = {}
+    for field, model in classes.items():
+        auto = _AUTO_CLASSES[field]
+        auto.register(config, model)
+        config.auto_classes[auto.__name__] = model.__name__
         # transformers looks up by class name what a class is for: Trainer, to shift labels under
         # label smoothing (an unknown causal LM would learn to copy its input), model cards and
-        # ``transformers serve``. FSDP2 prefixes the class name.
-        model_type = entry.config.model_type
-        _CLASS_NAME_TABLES[auto].update(
-            {model_type: model.__name__, f"{model_type}.fsdp": f"FSDP{model.__name__}"}
-        )
-    entry.config.auto_classes = {
-        auto.__name__: model.__name__ for auto, model in auto_classes.items()
-    }
+        # ``transformers serve``. ``register`` does not add it. FSDP2 prefixes the class name.
+        class_names = auto._model_mapping._model_mapping
+        class_names[config.model_type] = model.__name__
+        class_names[f"{config.model_type}.fsdp"] = f"FSDP{model.__name__}"
 
 
 def list_variants() -> list[str]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import DecoderLayer, Handed, run_layer
+from layermem.models.decoder import Handed, run_layer
 from layermem.models.inputs import create_mask
-from layermem.models.seams import Stream, Variant
+from layermem.models.seams import Variant
 
 
 def stage_layers(n_layers: int, n_stages: int) -> list[range]:
@@ -38,8 +38,7 @@ def crossing(
     later = range(boundary, config.num_hidden_layers)
     slots = {("slot", j) for layer in later for j in variant.sources(config, layer)}
     lent = {("lent", j) for layer in later for j in variant.lenders(config, layer)}
-    crossing = sorted(name for name in slots | lent if name[1] < boundary)
-    return tuple(cast("list[Handed]", crossing))
+    return tuple(sorted(cast("set[Handed]", {x for x in slots | lent if x[1] < boundary})))
 
 
 @final
@@ -53,20 +52,24 @@ class DecoderStage(nn.Module):
     def __init__(self, model: DecoderForCausalLM, layers: range) -> None:
         super().__init__()
         config, decoder = model.config, model.model
-        _check(model, layers)
+        if config.tie_word_embeddings:
+            raise ValueError(
+                "the embeddings and the head share a weight (tie_word_embeddings=True), which lies "
+                "in the first and in the last stage; build the model with tie_word_embeddings=False"
+            )
         self.config = config
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_hidden_layers
         self.arriving = crossing(decoder.variant, config, layers.start)
         self.leaving = crossing(decoder.variant, config, layers.stop)
-        self.model = nn.Module()
+        self.model: Any = nn.Module()
         self.model.layers = nn.ModuleDict({str(i): decoder.layers[i] for i in layers})
         self.model.rotary_emb = decoder.rotary_emb
-        if self.is_first:
-            self.model.embed_tokens = decoder.embed_tokens
         # The stream begins in the first stage and ends, perhaps with weights, in the last.
         stream = decoder.stream
         self.grows, self.shows_reduction = stream.grows, stream.shows_reduction
-        self._begin = stream.begin if self.is_first else None
+        self._begin = stream.begin
+        if self.is_first:
+            self.model.embed_tokens = decoder.embed_tokens
         if self.is_last:
             self.model.stream, self.model.norm = stream, decoder.norm
             self.lm_head = model.lm_head
@@ -76,16 +79,16 @@ class DecoderStage(nn.Module):
         state, handed = self._receive(inputs)
         tokens = state[0].shape[1]
         positions = torch.arange(tokens, device=state[0].device)[None]
-        rotary: Any = self.model.rotary_emb
         kwargs = {
             "attention_mask": create_mask(self.config, state[0], None, None, None),
-            "position_embeddings": rotary(state[0], positions),
+            "position_embeddings": self.model.rotary_emb(state[0], positions),
             "position_ids": positions,
         }
-        for layer in cast("nn.ModuleDict", self.model.layers).values():
-            state = run_layer(cast("DecoderLayer", layer), state, handed, kwargs, grows=self.grows)
+        for layer in self.model.layers.values():
+            state = run_layer(layer, state, handed, kwargs, grows=self.grows)
         if self.is_last:
-            return self._logits(state)
+            logits: Tensor = self.lm_head(self.model.norm(self.model.stream.end(state)))
+            return logits
         # A tensor that nothing reads has no gradient to send back, and stays.
         kept = (tensor for name in self.leaving for tensor in handed[name])
         sent = (*state[self.shows_reduction :], *kept)
@@ -96,21 +99,15 @@ class DecoderStage(nn.Module):
         self, inputs: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], dict[Handed, tuple[Tensor, ...]]]:
         """Return the state, and what earlier layers have handed on."""
-        if self._begin is not None:
+        if self.is_first:
             (ids,) = inputs
-            embed: Any = self.model.embed_tokens
-            return self._begin(embed(ids)), {}
+            return self._begin(self.model.embed_tokens(ids)), {}
         inputs = tuple(_Received.apply(x) for x in inputs)
         n_state = len(inputs) - 2 * len(self.arriving)
         pairs = zip(inputs[n_state::2], inputs[n_state + 1 :: 2], strict=True)
         # In the place of a tensor that nothing reads stands another.
         state = inputs[: self.shows_reduction] + inputs[:n_state]
         return state, dict(zip(self.arriving, pairs, strict=True))
-
-    def _logits(self, state: tuple[Tensor, ...]) -> Tensor:
-        stream, norm = cast("Stream", self.model.stream), cast("nn.Module", self.model.norm)
-        logits: Tensor = self.lm_head(norm(stream.end(state)))
-        return logits
 
 
 class _Received(torch.autograd.Function):
@@ -123,20 +120,3 @@ class _Received(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.contiguous()
-
-
-def _check(model: DecoderForCausalLM, layers: range) -> None:
-    """Raise ``ValueError`` where a stage would compute something else than the model."""
-    count = model.config.num_hidden_layers
-    if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
-        raise ValueError(f"a stage has consecutive layers of the {count}, got {layers}")
-    if model.config.tie_word_embeddings:
-        raise ValueError(
-            "the embeddings and the head share a weight (tie_word_embeddings=True), which lies in "
-            "the first and in the last stage; build the model with tie_word_embeddings=False"
-        )
-    if getattr(model.config, "is_causal", None) is False:
-        raise ValueError(
-            "a stage computes causal attention, and this model's config has is_causal=False; leave "
-            "it out, or run the model in one process"
-        )

@@ -4,23 +4,22 @@ Letters: R key-value heads, S source layers.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.memories import unadapted_memories
-from layermem.models.seams import Memory, Part, WeightsUnknown
+from layermem.models.seams import Memory, Part
 
 Grain = Literal["pair", "layer"]
 """For what a router has a number, at each source: a pair of heads, or all heads."""
-SHARED: Mapping[str, str] = MappingProxyType({"keys and values": "weight"})
+SHARED = {"keys and values": "weight"}
 """The names of a router's weights by what they read, where keys and values share one."""
-APART: Mapping[str, str] = MappingProxyType({"keys": "weight", "values": "value_weight"})
+APART = {"keys": "weight", "values": "value_weight"}
 """The same where keys and values have a weight each."""
 
 
@@ -28,9 +27,8 @@ class StaticRouter(Memory):
     """A memory with one ``weight`` for keys and values, or one for each, source layer major.
 
     By its ``grain`` a weight is [R, S * R] or [1, S]: at each source it has ``columns``. ``layer``
-    is the index of its own layer, and ``sources`` are those of the layers that it reads, ascending;
-    unless a layer is given it is the last source. A weight is a parameter, or, with the ``init``
-    "average", a buffer, which is fixed.
+    is the index of its own layer, the last of the ``sources`` that it reads, ascending. A weight is
+    a parameter, or, with the ``init`` "average", a buffer, which is fixed.
     """
 
     weight: Tensor
@@ -40,7 +38,6 @@ class StaticRouter(Memory):
         num_heads: int,
         sources: Sequence[int],
         *,
-        layer: int | None = None,
         init: str = "paper",
         grain: Grain = "pair",
         shares_kv: bool = True,
@@ -49,13 +46,10 @@ class StaticRouter(Memory):
         self.num_heads, self.sources = num_heads, tuple(sources)
         self.init, self.grain = init, grain
         self.rows = self.columns = num_heads if grain == "pair" else 1
-        self.layer = self.sources[-1] if layer is None else layer
+        self.layer = self.sources[-1]
         # A cast of the whole model to 16 bits leaves the weights in 32: `attach` sets it.
         self.keeps_32_bits = False
-        # Whether processes of tensor parallelism share its heads.
-        self.is_shared = False
-        # The name of each weight by what it reads. Dynamo traces a dict, and no MappingProxyType.
-        self.weight_names = dict(SHARED if shares_kv else APART)
+        self.weight_names = SHARED if shares_kv else APART
         for name in self.weight_names.values():
             weight = torch.empty(self.rows, len(self.sources) * self.columns)
             if init == "average":
@@ -78,58 +72,29 @@ class StaticRouter(Memory):
             # transformers' copy_ does nothing to weights that a checkpoint has filled in.
             initialization.copy_(weight, self.initial(reads))
 
-    def with_sources(self, sources: tuple[int, ...]) -> Self:
-        """Return a new router like this one that reads other sources, newly initialised."""
-        return type(self)(
-            self.num_heads,
-            sources,
-            layer=self.layer,
-            init=self.init,
-            grain=self.grain,
-            shares_kv=len(self.weight_names) == 1,
-        )
-
     def named_weights(self) -> dict[str, Tensor]:
         """Return each weight by what it reads."""
         return {reads: getattr(self, name) for reads, name in self.weight_names.items()}
 
     def own_part(self, weight: Tensor) -> Tensor:
-        """Return the columns of a weight for the own layer; none if it is no source."""
-        return weight[:, -self.columns :] if self.sources[-1] == self.layer else weight[:, :0]
+        """Return the columns of a weight for the own layer."""
+        return weight[:, -self.columns :]
+
+    def keep_sources(self, kept: Sequence[int]) -> None:
+        """Read only these of the sources, by the weights for them, which become new parameters."""
+        places = [self.sources.index(layer) for layer in kept]
+        for name in self.weight_names.values():
+            old = getattr(self, name)
+            part = self._by_source(old.detach())[:, places].flatten(1)
+            setattr(self, name, nn.Parameter(part, requires_grad=old.requires_grad))
+        self.sources = tuple(kept)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        was = self.weight
         super()._apply(partial(_not_narrower, fn) if self.keeps_32_bits else fn, recurse)
-        is_new = was.is_meta or was.dtype != self.weight.dtype
-        if not self.is_learned and is_new and not self.weight.is_meta:
+        if not self.is_learned and not self.weight.is_meta:
             # No checkpoint has constants (`to_empty`), and cast ones are not exact.
             self.reset_parameters()
         return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        # Other sources may be as many. Files of safetensors do not keep it, configs beside them do.
-        if metadata := getattr(destination, "_metadata", None):
-            metadata[prefix[:-1]]["sources"] = self.sources
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        lists = missing_keys, unexpected_keys, error_msgs
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        saved = local_metadata.get("sources")
-        if saved not in (None, self.sources) and f"{prefix}weight" in state_dict:
-            error_msgs.append(
-                f"{prefix}weight is of a router that reads the layers {list(saved)}, and this one "
-                f"reads {list(self.sources)}: build or attach the model as it was."
-            )
 
     @property
     def is_learned(self) -> bool:
@@ -139,19 +104,9 @@ class StaticRouter(Memory):
         grain = "" if self.grain == "pair" else f", grain={self.grain}"
         return f"heads={self.num_heads}, sources={list(self.sources)}{grain}"
 
-    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
-        if len(self.weight_names) > 1:
-            raise WeightsUnknown(
-                f"a {type(self).__name__} has one weight for keys and one for values; use "
-                "static_weights_by_part"
-            )
-        return self.sources, self._by_source(self.weight)
-
     def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
-        if len(self.weight_names) == 1:
-            return super().static_weights_by_part()
-        keys, values = map(self._by_source, self.named_weights().values())
-        return {"key": (self.sources, keys), "value": (self.sources, values)}
+        parts = [(self.sources, self._by_source(w)) for w in self.named_weights().values()]
+        return {"key": parts[0], "value": parts[-1]}
 
     def _by_source(self, weight: Tensor) -> Tensor:
         # Of a router with a number a layer, one head stands for all.
@@ -169,17 +124,14 @@ def _not_narrower(fn: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
 
 def check_sources(router_sources: Sequence[Sequence[int]], n_layers: int) -> None:
     """Raise ``ValueError`` unless there is a list of earlier layers for each of ``n_layers``."""
-    if len(router_sources) != n_layers:
+    if len(router_sources) != n_layers or any(
+        sources != sorted(set(sources) & set(range(layer)))
+        for layer, sources in enumerate(router_sources)
+    ):
         raise ValueError(
-            f"router_sources must have a list for each of the {n_layers} layers, got "
-            f"{len(router_sources)} lists"
+            f"router_sources must list for each of the {n_layers} layers those below it that it "
+            f"reads, ascending, got {router_sources}"
         )
-    for layer, sources in enumerate(router_sources):
-        if sources != sorted(set(sources) & set(range(layer))):
-            raise ValueError(
-                f"router_sources[{layer}] must list layers below {layer}, ascending and without "
-                f"repetition, got {sources}"
-            )
 
 
 def learned_routers(model: nn.Module) -> list[StaticRouter]:

@@ -112,7 +112,7 @@ class StreamsConnection(Connection):
 
     def read(self, state: State, norm: Norm) -> tuple[Tensor, Any]:
         batch, tokens, n, _ = state[1].shape
-        streams = ops.hold(state[1].flatten(0, 1))
+        streams = state[1].flatten(0, 1)
         projected = self.projection(streams) if self.projection is not None else None
         weights = self.weights(projected).to(streams.dtype).expand(batch * tokens, n + 2, n)
         mixture, writing = weights.split((n + 1, 1), dim=-2)

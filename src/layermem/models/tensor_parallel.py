@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from layermem.models.pretrained import PreTrainedDecoder
 
 
-def share_layers(model: "PreTrainedDecoder", sizes: Any, mesh: Any = None) -> None:
+def share_layers(model: "PreTrainedDecoder", sizes: Any) -> None:
     """Give a model the rules for its layers that ``sizes.tp_size`` processes can follow.
 
-    ``sizes`` is transformers' ``DistributedConfig`` and ``mesh`` what it made of that.
+    ``sizes`` is transformers' ``DistributedConfig``.
     """
-    degree = sizes.tp_size
-    if degree == 1:
-        return
-    if sizes.fsdp_size > 1 and _has_tensor_parallelism_alone(mesh):
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    if sizes.tp_size > 1 and sizes.fsdp_size > 1 and version < (5, 19):
+        # It would shard by tp_size alone, and the processes would wait for each other for ever.
         raise ValueError(
-            f"tp_size={degree} together with fsdp_size={sizes.fsdp_size} is not supported by "
-            f"transformers {transformers.__version__}, which would shard by tp_size alone; use "
-            "5.19 or newer"
+            f"tp_size={sizes.tp_size} together with fsdp_size={sizes.fsdp_size} is not supported "
+            f"by transformers {transformers.__version__}; use 5.19 or newer"
         )
-    _set_rules(model, degree)
+    if sizes.tp_size > 1:
+        _set_rules(model, sizes.tp_size)
 
 
 def share_weights(model: "PreTrainedDecoder", mesh: Any) -> None:
@@ -68,10 +67,3 @@ def _set_rules(model: "PreTrainedDecoder", degree: int) -> None:
     plan = {name: rule for name, rule in model.tp_plan.items() if ".layers." not in f".{name}"}
     rules = _rules(model.config, model.variant, degree)
     model.tp_plan = {**plan, **{prefix + name: rule for name, rule in rules.items()}}
-
-
-def _has_tensor_parallelism_alone(mesh: Any) -> bool:
-    """Whether this is the mesh of older transformers, of torch's type and with one dimension."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    return isinstance(mesh, DeviceMesh) and mesh.ndim == 1

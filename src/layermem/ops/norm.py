@@ -12,6 +12,7 @@ The forward is LLaMA's formula, operation by operation; the backward computes th
 from what was saved.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,41 +32,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not traced and x.is_cpu and x.dtype == weight.dtype and x.dtype in _EQUAL_TO_TORCH:
         # The same operations in one call: of a few tokens a call costs more than its arithmetic.
         return torch.rms_norm(x, weight.shape, weight, eps)
-    return _formula(x, weight, eps)[0]
+    return _formula(x, weight, eps)
 
 
-def _formula(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    # The mean square is computed in float32 at least; the result is rounded before the weight.
+def _formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    # Computed in float32 at least; the result is rounded before the weight.
+    return weight * (x * _scale(x, eps)).to(x.dtype)
+
+
+def _scale(x: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype), scale
+    return torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, scale = _formula(x, weight, eps)
+        scale = _scale(x, eps)
         ctx.save_for_backward(x, weight, scale)
         ctx.eps = eps
-        return y
+        return weight * (x * scale).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        needs_x, needs_weight, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():
             # Under create_graph=True: the gradients of the formula, which can be differentiated.
-            def formula(x: Tensor, weight: Tensor) -> Tensor:
-                return _formula(x, weight, ctx.eps)[0]
-
-            needs = (needs_x, needs_weight)
+            formula, needs = partial(_formula, eps=ctx.eps), ctx.needs_input_grad[:2]
             return *equation_gradients(formula, (x, weight), needs, (d_y,)), None
 
         unit = x * scale
         product = d_y * unit
-        d_weight = product.flatten(0, -2).sum(0).to(weight.dtype) if needs_weight else None
-        if not needs_x:
-            return None, d_weight, None
+        d_weight = product.flatten(0, -2).sum(0).to(weight.dtype)
         # d x = scale * (w d_y - unit * mean(w d_y * unit)), in place where that is possible.
         mean = (product @ weight.to(product.dtype))[..., None] / x.shape[-1]
         d_x = torch.mul(d_y, weight, out=product) if product.dtype == d_y.dtype else d_y * weight

@@ -63,5 +63,4 @@ class _Rotate(torch.autograd.Function):
         left, right = sin.chunk(2, dim=-1)
         # The transpose of a rotation is the rotation by the opposite angle.
         opposite = -torch.cat((right, left), dim=-1)
-        rotation = _formula if torch.is_grad_enabled() else _rotate_in_place
-        return rotation(d_y, cos, opposite), None, None
+        return _Rotate.apply(d_y, cos, opposite), None, None

@@ -13,7 +13,7 @@ attention and mlp of all layers from 0:
 
     parameter          in the code                        initial value
     S_a^T              weights.static, rows 0 to n        e_{k mod n}, then the identity
-    S_b                weights.static, the last row       1 (``output_scale="none"``)
+    S_b                weights.static, the last row       1
     s_a, s_b           weights.scale                      0.01
     W_a^T and w_b^T    projection.weight [1+n+1, D]       0
     gain of the norm   projection.gain [D]                1
@@ -26,9 +26,7 @@ Source: arXiv 2409.19606. Where this differs from the paper, and where the paper
   to its eps; with the sum a new model would not be exactly plain;
 * the norm of N is the decoder's RMSNorm;
 * the paper scales the initial deviation of the sub-layers' last projections by a power of sqrt(n),
-  and does not say which way. ``output_scale`` offers both, as the initial value of S_b: it has the
-  same effect on a new model, and the projections stay those of the plain decoder. None is the
-  default, with which the mean of the streams is the plain residual;
+  and does not say which way; here it stays that of the plain decoder;
 * static weights have no weight decay and projections have, as in the paper; gain and scales have
   none, as all vectors here.
 
@@ -53,72 +51,46 @@ from layermem.models.streams import (
 )
 from layermem_base.number_ranges import at_least, number
 
-_EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
-
 
 @strict
 class HyperConnectionsConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the streams."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "streams", "coefficients", "tanh")
+    shape_fields = (*DecoderConfig.shape_fields, "streams", "coefficients")
 
     streams: int = number(4, at_least(1))
     """Number n of residual streams."""
     coefficients: Literal["dynamic", "static"] = "dynamic"
     """Whether the weights depend on the token ("dynamic") or are parameters alone ("static")."""
-    tanh: bool = True
-    """Whether the part of the weights that depends on the token passes through tanh."""
-    output_scale: Literal["none", "-1/2", "+1/2"] = "none"
-    """Power of n that is the initial weight of outputs when they are written; "none": 1."""
-
-    def validate_tanh(self) -> None:
-        """Raise ``ValueError`` where no part of the weights could pass through tanh, or not."""
-        if self.coefficients == "static" and not self.tanh:
-            raise ValueError(
-                'coefficients="static" has no part that depends on the token: leave tanh=False out'
-            )
 
 
+@final
 class HyperWeights(StreamWeights):
-    """The static weights of connection k; see the table above."""
+    """The weights of connection k; see the table above. Static ones have no ``scale``."""
 
     def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
         super().__init__(config.streams)
         self.connection = connection
-        self.initial_write = config.streams ** _EXPONENTS[config.output_scale]
         self.static = nn.Parameter(torch.empty(1 + self.streams + 1, self.streams))
+        is_dynamic = config.coefficients == "dynamic"
+        self.scale = nn.Parameter(torch.empty(2)) if is_dynamic else None
 
     def reset_parameters(self) -> None:
         """Read one stream, mix none, write to all."""
         identity = torch.eye(self.streams, device="cpu")
         first = identity[self.connection % self.streams]
-        rows = (first[None], identity, torch.full_like(first, self.initial_write)[None])
-        initialization.copy_(self.static, torch.cat(rows))
+        rows = torch.cat((first[None], identity, torch.ones_like(first)[None]))
+        initialization.copy_(self.static, rows)
+        if self.scale is not None:
+            initialization.constant_(self.scale, 0.01)
 
     def forward(self, projected: Tensor | None) -> Tensor:
-        return self.static.clone()
-
-
-@final
-class DynamicHyperWeights(HyperWeights):
-    """Static weights plus those that depend on the token."""
-
-    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
-        super().__init__(config, connection)
-        self.tanh = config.tanh
-        self.scale = nn.Parameter(torch.empty(2))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        initialization.constant_(self.scale, 0.01)
-
-    def forward(self, projected: Tensor | None) -> Tensor:
-        """Return the weights from the projections [N, n, 1 + n + 1] of the streams."""
-        assert projected is not None
-        z = projected.tanh() if self.tanh else projected
+        """Return the weights from the projections [N, n, 1 + n + 1] of the streams, if any."""
+        if projected is None or self.scale is None:
+            return self.static.clone()
         mix_scale, write_scale = self.scale.split(1)
         scale = torch.cat((mix_scale.expand(self.streams + 1), write_scale))
-        return torch.addcmul(self.static.mT, z, scale.to(z.dtype)).mT
+        return torch.addcmul(self.static.mT, projected.tanh(), scale.to(projected.dtype)).mT
 
 
 @final
@@ -131,7 +103,6 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     """
 
     source = "2409.19606"
-    plain_fields = {"output_scale": "none"}
     overrides = (
         ParameterOverride(module=HyperWeights, weight_decay=0.0),
         ParameterOverride(module=NormedProjection),
@@ -145,13 +116,11 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     def connection(
         cls, config: HyperConnectionsConfig, layer_idx: int, sub_layer: SubLayer
     ) -> Connection:
-        n, index = config.streams, 2 * layer_idx + (sub_layer == "mlp")
+        n, width, eps = config.streams, config.hidden_size, config.rms_norm_eps
+        weights = HyperWeights(config, 2 * layer_idx + (sub_layer == "mlp"))
         if config.coefficients == "static":
-            return StreamsConnection(sub_layer, HyperWeights(config, index))
-        projection = NormedProjection(
-            n, config.hidden_size, n + 2, by_stream=True, eps=config.rms_norm_eps
-        )
-        weights = DynamicHyperWeights(config, index)
+            return StreamsConnection(sub_layer, weights)
+        projection = NormedProjection(n, width, n + 2, by_stream=True, eps=eps)
         return StreamsConnection(sub_layer, weights, projection)
 
     @classmethod

@@ -10,26 +10,25 @@ The streams begin as n copies of the embedding, and the final norm reads their m
 are computed in float32 at least. Initial weights, at connection k, which counts attention and mlp
 of all layers from 0:
 
-    parameter            in the code         init="plain"                        "deepseek_v4"
-    phi of pre, post     projection.weight   0                                   N(0, 0.02)
-    phi of res           projection.weight   N(0, 0.02)                          N(0, 0.02)
-    alpha                weights.scale       0.01                                1
-    b of pre             weights.bias + c    c                                   0
-    b of post            weights.bias        0: writes 1                         0
-    b of res             weights.bias        0 on the diagonal, else -8          0
+    parameter            in the code         initial value
+    phi of pre, post     projection.weight   0
+    phi of res           projection.weight   N(0, 0.02)
+    alpha                weights.scale       0.01
+    b of pre             weights.bias + c    c
+    b of post            weights.bias        0: writes 1
+    b of res             weights.bias        0 on the diagonal, else -8
 
 where c is a constant such that connection k reads 3 / (n + 2) of stream k mod n and 1 / (n + 2) of
 each other: 1/2 and 1/6 of four. It is no part of the parameter, whose dtype would round it.
 
-A new model with init="plain" computes what the plain decoder does, exactly: the streams are equal,
-reads sum to one, and so do the rows of res. Reads are unequal because equal ones are a saddle: all
-streams would get the same gradients and never separate.
+A new model computes what the plain decoder does, exactly: the streams are equal, reads sum to one,
+and so do the rows of res. Reads are unequal because equal ones are a saddle: all streams would get
+the same gradients and never separate.
 
 Source: arXiv 2512.24880. Where this differs from the paper, and where the paper leaves a choice:
 
-* the paper gives no initial b and phi; ``init="deepseek_v4"`` is that of the model of this name in
-  Hugging Face's transformers, which is not plain at the start;
-* phi of res is random with either init: where it is 0, alpha of res has no gradient for two steps;
+* the paper gives no initial b and phi;
+* phi of res is random: where it is 0, alpha of res has no gradient for two steps;
 * the first connection has no res, since rows that sum to one leave equal streams as they are, and
   the last has none, since columns that sum to one leave their mean as it is: its parameters would
   get no gradient;
@@ -70,7 +69,6 @@ from layermem.ops.sinkhorn import sinkhorn
 from layermem_base.number_ranges import at_least, number
 
 _STD = 0.02
-_ROUNDS = 20
 
 
 @strict
@@ -81,20 +79,10 @@ class MhcConfig(DecoderConfig):
 
     streams: int = number(4, at_least(2))
     """Number n of residual streams."""
-    rounds: int = number(_ROUNDS, at_least(1))
+    rounds: int = number(20, at_least(1))
     """Rounds of Sinkhorn's iteration; each divides columns, then rows, by their sums."""
     res: Literal["sinkhorn", "identity"] = "sinkhorn"
-    """Mixing of the streams: learned ("sinkhorn") or none ("identity")."""
-    init: Literal["plain", "deepseek_v4"] = "plain"
-    """Initial coefficients: such that a new model is plain ("plain"), or those of DeepSeek-V4."""
-
-    def validate_rounds(self) -> None:
-        """Raise ``ValueError`` for rounds where no stream is mixed."""
-        if self.res == "identity" and self.rounds != _ROUNDS:
-            raise ValueError(
-                f'res="identity" mixes no streams, and has no rounds, got rounds={self.rounds}; '
-                'leave it out or choose res="sinkhorn"'
-            )
+    """Mixing of the streams: learned ("sinkhorn") or none ("identity"), which has no rounds."""
 
 
 def has_mixing(config: MhcConfig, connection: int) -> bool:
@@ -113,22 +101,15 @@ class MhcProjection(NormedProjection):
     """phi of connection k."""
 
     def __init__(self, config: MhcConfig, connection: int) -> None:
-        super().__init__(
-            config.streams,
-            config.hidden_size,
-            count_outputs(config, connection),
-            by_stream=False,
-            eps=config.rms_norm_eps,
-        )
-        self.connection = connection
-        # The rows of pre and post are zero in a new model that is plain.
-        self.zero_rows = 2 * config.streams if config.init == "plain" else 0
+        n, width, eps = config.streams, config.hidden_size, config.rms_norm_eps
+        super().__init__(n, width, count_outputs(config, connection), by_stream=False, eps=eps)
+        self.connection, self.streams = connection, n
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
         initial = torch.empty(self.weight.shape, device="cpu", dtype=torch.float32)
         generator = forked_generator(f"mhc {self.connection}")
-        initial.normal_(0, _STD, generator=generator)[: self.zero_rows].zero_()
+        initial.normal_(0, _STD, generator=generator)[: 2 * self.streams].zero_()
         initialization.copy_(self.weight, initial)
 
 
@@ -138,20 +119,18 @@ class MhcWeights(StreamWeights):
 
     def __init__(self, config: MhcConfig, connection: int) -> None:
         super().__init__(config.streams)
-        self.connection, self.rounds, self.init = connection, config.rounds, config.init
+        self.connection, self.rounds = connection, config.rounds
         self.mixes = has_mixing(config, connection)
         self.scale = nn.Parameter(torch.empty(3 if self.mixes else 2))
         self.bias = nn.Parameter(torch.empty(count_outputs(config, connection)))
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
-        plain, n = self.init == "plain", self.streams
-        initialization.constant_(self.scale, 0.01 if plain else 1.0)
+        initialization.constant_(self.scale, 0.01)
         bias = torch.zeros(self.bias.shape, device="cpu", dtype=torch.float32)
-        if not plain:
-            bias[:n] = -self._read_logits(bias)
-        elif self.mixes:
-            bias[2 * n :] = (torch.eye(n, device="cpu") - 1).flatten() * 8
+        if self.mixes:
+            off_diagonal = 1 - torch.eye(self.streams, device="cpu")
+            bias[2 * self.streams :] = -8 * off_diagonal.flatten()
         initialization.copy_(self.bias, bias)
 
     def _read_logits(self, like: Tensor) -> Tensor:
@@ -194,7 +173,6 @@ class Mhc(Variant[MhcConfig]):
         ParameterOverride(module=MhcWeights, weight_decay=0.0),
         ParameterOverride(module=MhcProjection),
     )
-    plain_fields = {"init": "plain"}
 
     @classmethod
     def stream(cls, config: MhcConfig) -> Stream:

@@ -80,7 +80,7 @@ class Convert:
 class Generate(GenerationSettings):
     """Continue prompts with a trained model: ours, or any decoder of Hugging Face.
 
-    One prompt is continued on the screen as it is generated; several are written as JSON lines.
+    The text of one prompt is written to the screen; of several, JSON lines.
     """
 
     model: tyro.conf.Positional[str]
@@ -257,18 +257,10 @@ def _given_prompts(options: Generate) -> "list[Prompt]":
 def _to_screen(generator: "TextGenerator", groups: "Sequence[Sequence[Prompt]]") -> None:
     from layermem_bench.evals.continued_prompts import continue_all
 
-    def write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    if [len(group) for group in groups] == [1]:
-        (done,) = generator.continue_batch(groups[0], write)
-        # Beams are written once they have ended.
-        write("\n" if generator.settings.num_beams == 1 else f"{done.text}\n")
-    else:
-        for row in continue_all(generator, groups):
-            write(json.dumps(row, ensure_ascii=False) + "\n")
-    logger.info("%s", generator.speed.describe())
+    rows = continue_all(generator, groups)
+    for row in rows:
+        text = row["completion"] if len(rows) == 1 else json.dumps(row, ensure_ascii=False)
+        sys.stdout.write(f"{text}\n")
 
 
 def _to_file(
@@ -291,4 +283,3 @@ def _to_file(
         bar = progress.add_task("generating", total=total, completed=done)
         continue_all(generator, groups, output, lambda count: progress.advance(bar, count))
     logger.info("wrote %s: %d prompts", output.path, total)
-    logger.info("%s", generator.speed.describe())

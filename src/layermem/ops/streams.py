@@ -1,10 +1,13 @@
-"""A residual stream of several states: project, read and write it, as formulas.
+"""A residual stream of several states: project, read and write it.
+
+Autograd saves the streams, the sub-layer's output and the weights; no product as large as a stream.
 
 Letters: N tokens of all sequences, n streams, D width, K outputs of a projection.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def project(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
@@ -14,14 +17,18 @@ def project(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
     to [N, K]. The norm scales x to unit mean square; it commutes with the product, so that the
     normed x is never made.
     """
-    x = as_projected(streams, matrix).to(matrix.dtype)
+    x = streams if matrix.shape[1] == streams.shape[2] else streams.flatten(1)
+    if x.dtype == matrix.dtype:
+        return _project(x, matrix, eps)
+    # A wider copy of the streams would be saved for the backward: it is made again there.
+    projected: Tensor = checkpoint(_project, x, matrix, eps, use_reentrant=False)
+    return projected
+
+
+def _project(x: Tensor, matrix: Tensor, eps: float) -> Tensor:
+    x = x.to(matrix.dtype)
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return nn.functional.linear(x, matrix) * scale
-
-
-def as_projected(streams: Tensor, matrix: Tensor) -> Tensor:
-    """Return the streams as the matrix projects them: [N, n, D], or [N, n D]."""
-    return streams if matrix.shape[1] == streams.shape[2] else streams.flatten(1)
 
 
 def read(streams: Tensor, weights: Tensor) -> Tensor:
@@ -34,4 +41,4 @@ def write(streams: Tensor, y: Tensor, mixing: Tensor, weights: Tensor) -> Tensor
 
     ``streams`` H [N, n, D], ``y`` [N, D], ``mixing`` [N, n, n], ``weights`` [N, n, 1].
     """
-    return torch.bmm(mixing, streams) + weights * y[:, None]
+    return torch.addcmul(torch.bmm(mixing, streams), weights, y[:, None])
