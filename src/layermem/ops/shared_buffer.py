@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 
 from layermem.ops.route import Begin, Layer, Place, Router, Slot
 
-# Up to this many numbers in an input without gradients, a call costs more than its arithmetic.
-_FEW = 16384
+# Up to this many numbers in an input without gradients, groups cost more calls than they save.
+_FEW = 2048
 # Layers of a group, at least, and groups of a model, at most.
 _GROUP = 8
 _only_naive = False
