@@ -63,5 +63,5 @@ def check_text(text: str, name: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        part = f"{text[error.start]!a} at character {error.start}"
+        part = f"{text[error.start]!a}, at character {error.start}"
         raise ValueError(f"{name} holds half a surrogate pair, {part}: correct it") from error

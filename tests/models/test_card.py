@@ -44,7 +44,11 @@ def test_a_card_says_what_the_model_was_made_from(tmp_path):
     host.save_pretrained(tmp_path / "base")
     layermem.LimeForCausalLM.from_llama(tmp_path / "base").save_pretrained(tmp_path / "lime")
     text = (tmp_path / "lime" / "README.md").read_text()
-    assert "the licence of base allow" in text and "base_model" not in text and str(tmp_path) not in text
+    assert (
+        "the licence of base allow" in text
+        and "base_model" not in text
+        and str(tmp_path) not in text
+    )
     # One of the hub is named in the metadata; nothing is downloaded.
     host.config.name_or_path = "org/some-model"
     layermem.attach(host).save_pretrained(tmp_path / "of-the-hub")
