@@ -64,8 +64,8 @@ class DecoderConfig(PreTrainedConfig):
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
     # Fields without which the weights cannot be interpreted, even where their shapes agree: two
-    # heads of width 8 and one of width 16 have weights of one shape. Loading a checkpoint with
-    # another value of one of them is refused.
+    # heads of width 8 and one of width 16 have weights of one shape. A checkpoint is not loaded
+    # with another value of one of them.
     shape_fields: ClassVar[tuple[str, ...]] = (
         "num_hidden_layers",
         "num_attention_heads",
@@ -73,6 +73,9 @@ class DecoderConfig(PreTrainedConfig):
         "head_dim",
         "hidden_size",
         "intermediate_size",
+        "tie_word_embeddings",
+        "hidden_act",
+        "rms_norm_eps",
     )
     # The tensor-parallel plan. It gathers heads before the seams, which therefore see all heads and
     # whole widths in every variant and for every number of processes. A variant whose memory treats
@@ -173,13 +176,10 @@ class DecoderConfig(PreTrainedConfig):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads}); every key-value head must "
-                "have the same number of query heads"
+                f"num_key_value_heads ({self.num_key_value_heads})"
             )
         if self.head_dim % 2:
-            raise ValueError(
-                f"head_dim must be even, because rope rotates pairs; got {self.head_dim}"
-            )
+            raise ValueError(f"rope rotates pairs: head_dim must be even, got {self.head_dim}")
 
     def validate_attention_span(self) -> None:
         """Raise ``ValueError`` for fields that make transformers' caches drop tokens."""
@@ -211,11 +211,6 @@ class DecoderConfig(PreTrainedConfig):
         """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
 
-def computing_fields(config: type[DecoderConfig]) -> frozenset[str]:
-    """Return the fields with other values of which weights of the same shapes compute otherwise."""
-    return frozenset({*config.shape_fields, "tie_word_embeddings", "hidden_act", "rms_norm_eps"})
-
-
 def padding_alone(config: DecoderConfig) -> int | None:
     """Return the id whose embedding stays zero: of a padding token that is nothing else.
 
@@ -228,11 +223,7 @@ def padding_alone(config: DecoderConfig) -> int | None:
 
 def check_dtype(dtype: Any) -> None:
     """Raise ``ValueError`` if ``dtype`` is a string that names no floating dtype of torch."""
-    if not isinstance(dtype, str) or dtype == "auto":
-        return
-    named = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(named, torch.dtype) or not named.is_floating_point:
-        raise ValueError(
-            f"dtype {dtype!r} is not a floating dtype of torch; "
-            'try "float32", "bfloat16" or "float16"'
-        )
+    if isinstance(dtype, str) and dtype != "auto":
+        named = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(named, torch.dtype) or not named.is_floating_point:
+            raise ValueError(f"dtype {dtype!r} is not a floating dtype of torch, as is float32")

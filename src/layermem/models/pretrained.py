@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from layermem.models.card import TAGS, imports_of, write_card
-from layermem.models.configuration import PREFIX, DecoderConfig, computing_fields
+from layermem.models.configuration import PREFIX, DecoderConfig
 from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
 from layermem.models.tensor_parallel import share_layers
@@ -205,8 +205,7 @@ def config_from_llama(
         )
     dropped = FILE_FIELDS + (("id2label", "label2id") if "num_labels" in given else ())
     values = {name: value for name, value in llama.to_dict().items() if name not in dropped}
-    shared = {name: given[name] for name in given if hasattr(llama, name)}
-    _check_fields("the LLaMA", llama, shared, computing_fields(DecoderConfig))
+    _check_fields("the LLaMA", llama, given, DecoderConfig.shape_fields)
     # Before the plain fields, with which a variant that shares keys and values would share none.
     config = cls.config_class(**{**values, **given})
     layers = range(config.num_hidden_layers)
@@ -307,24 +306,24 @@ def _check_given(
     cls: type[PreTrainedDecoder], source: Any, saved: Mapping[str, Any], kwargs: dict[str, Any]
 ) -> None:
     """Raise if the caller's config or fields contradict those of the checkpoint."""
-    config, names = kwargs.get("config"), computing_fields(cls.config_class)
+    config, names = kwargs.get("config"), cls.config_class.shape_fields
     if isinstance(config, (str, os.PathLike)):
         location = location_arguments(kwargs)
         config = kwargs["config"] = cls.config_class.from_pretrained(config, **location)
     given = kwargs if config is None else config.to_dict()
-    if names & given.keys():
+    if not given.keys().isdisjoint(names):
         _check_fields(str(source), cls.config_class.from_dict(dict(saved)), given, names)
 
 
 def _check_fields(
-    source: str, saved: PreTrainedConfig, given: Mapping[str, Any], names: frozenset[str]
+    source: str, saved: PreTrainedConfig, given: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     """Raise if fields would give another meaning to weights.
 
     Weights of one shape may belong to two heads of width 8 or to one of 16.
     """
-    for name in sorted(names & given.keys()):
-        if given[name] != getattr(saved, name):
+    for name in names:
+        if name in given and given[name] != getattr(saved, name, given[name]):
             raise ValueError(
                 f"{source} has {name}={getattr(saved, name)}, got {name}={given[name]}; its "
                 f"weights cannot be used with another value: leave {name} out"
