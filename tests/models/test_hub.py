@@ -1,6 +1,5 @@
 """Where a checkpoint's files come from: revisions, caches, subfolders, shards."""
 
-
 import huggingface_hub
 import pytest
 import torch

@@ -246,7 +246,7 @@ ROUTER = "model.layers.2.self_attn.memory.weight"
     [
         (lambda w: w.pop(ROUTER), ROUTER),
         (lambda w: w.pop("model.layers.2.mlp.up_proj.weight"), "model.layers.2.mlp.up_proj"),
-        (lose_a_layer, "lacks 9 weights, such as model.layers.1"),
+        (lose_a_layer, " 9 weights, such as model.layers.1"),
         (wrap, "embed_tokens.weight"),
         *(
             (lambda w, name=name: w.update({name: torch.ones(32)}), f"1 weights, such as {name}")
@@ -309,7 +309,7 @@ def test_heads_of_another_width_are_refused(saved):
 @pytest.mark.parametrize("claimed", [3, 6])
 def test_a_config_that_lies_about_its_layers_is_refused(claimed, saved):
     edit_config(saved, num_hidden_layers=claimed)
-    with pytest.raises(ValueError, match=rf"layers\..*num_hidden_layers={claimed}"):
+    with pytest.raises(ValueError, match=rf"num_hidden_layers={claimed}.*layers\."):
         LimeForCausalLM.from_pretrained(saved)
 
 

@@ -354,9 +354,9 @@ def _check_complete(
                 f"{source} has layer memory of its own, such as {min(present)}: detach it first"
             )
         missing -= own
-    for verb, keys in (("lacks", missing - mismatched), ("has no place in it for", unexpected)):
+    kind = f"{type(model).__name__} with num_hidden_layers={model.config.num_hidden_layers}"
+    for problem, keys in (("lacks", missing - mismatched), ("has beside those", unexpected)):
         if keys:
             raise ValueError(
-                f"{source} {verb} {len(keys)} weights, such as {min(keys)}, of a "
-                f"{type(model).__name__} with num_hidden_layers={model.config.num_hidden_layers}"
+                f"{source} {problem} of a {kind} {len(keys)} weights, such as {min(keys)}"
             )
