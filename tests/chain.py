@@ -37,7 +37,7 @@ class Depth(nn.Module):
         self.double()
 
     def routers(self):
-        both = {i: (self.weights, self.value_weights) for i in range(len(self.keys))}
+        both = dict.fromkeys(range(len(self.keys)), (self.weights, self.value_weights))
         routers = {i: [part[str(i)] for part in of if str(i) in part] for i, of in both.items()}
         return {i: tuple(router) or None for i, router in routers.items()}
 

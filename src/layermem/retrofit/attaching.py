@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from layermem.models.lineage import FIELD as LINEAGE
+from layermem.models.configuration import LINEAGE
 from layermem.models.static_router import Grain
 from layermem.retrofit.attached_model import swap_back, swap_classes
 from layermem.retrofit.attachment import (

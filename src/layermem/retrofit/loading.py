@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from layermem.models.checkpoints import location_arguments, without_loading_report
 from layermem.models.hub import find_commit, set_commit
+from layermem.models.pretrained import location_arguments, without_loading_report
 from layermem.models.static_router import APART
 from layermem.retrofit.adapter import (
     SETTINGS,
