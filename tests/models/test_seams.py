@@ -25,7 +25,7 @@ from layermem.models.seams import (
 )
 from layermem.ops.rope import rotate
 from layermem.ops.shared_buffer import using_naive
-from layermem.variants.lime import LimeRouter
+from layermem.models.lime_router import LimeRouter
 
 STREAMS = 3
 
