@@ -15,6 +15,7 @@ from layermem.models import registry
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
+from layermem.models.lime_router import LimeRouter
 from layermem.models.seams import (
     Connection,
     Memory,
@@ -25,7 +26,6 @@ from layermem.models.seams import (
 )
 from layermem.ops.rope import rotate
 from layermem.ops.shared_buffer import using_naive
-from layermem.models.lime_router import LimeRouter
 
 STREAMS = 3
 

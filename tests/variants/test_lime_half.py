@@ -141,24 +141,6 @@ def test_weights_of_another_layout_are_refused(tmp_path):
         LimeHalfForCausalLM.from_pretrained(tmp_path, storage=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("lime_half", {"storage": [0, 2, 3]}, r"layer 3 "),
-        ("lime", {"router": "last", "router_window": 2}, r"layer 2 .* reads \[0, 1\] .* \[1\]"),
-        ("lime", {"num_hidden_layers": 2}, "has 4 layers, and its config says num_hidden_layers=2"),
-    ],
-    ids=["lender", "window", "layers"],
-)
-def test_a_config_that_was_changed_is_not_saved(name, change, message, tmp_path):
-    model = layermem.build(name, **TINY)
-    for field, value in change.items():
-        setattr(model.config, field, value)
-    with pytest.raises(ValueError, match=message):
-        model.save_pretrained(tmp_path / "changed")
-    assert not (tmp_path / "changed").exists()
-
-
 def test_what_needs_all_projections_is_refused():
     sizes = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
     with pytest.raises(ValueError, match="2 of the 4 layers"):

@@ -46,18 +46,19 @@ class LimeConfig(DecoderConfig):
     local_heads_tp_plan = ROUTED_HEADS
 
     router: Literal["full", "average", "last", "first"] = "full"
-    """Source layers: "full" all; "average" all, with constant weights; "last" the last
-    ``router_window``, own included; "first" the first ``router_window``, the preceding, the own."""
+    """Source layers: "full" all; "average" all, with constant weights; "last" the last few, own
+    included; "first" the first few, the preceding and the own."""
     router_window: int | None = number(None, at_least(1))
+    """How many these are."""
     router_init: Literal["paper", "identity", "value_residual"] = "paper"
     """Initial weights: "paper" random on earlier layers; "identity" zero, as the plain decoder;
     "value_residual" values half of the own and half of the first layer."""
     router_sources: list[list[int]] | None = number(None, at_least(0))
     """The earlier layers that each layer reads, set by ``prune_routers``; None: by ``router``."""
     router_shares_kv: bool = True
-    """Whether one router is for keys and values; False: each has its own."""
+    """Whether keys and values have one router, or each its own."""
     router_grain: Grain = "pair"
-    """For what a router has a number: each pair of heads, or each source "layer" as a whole."""
+    """For what a router has a number: each "pair" of heads, or each source "layer" as a whole."""
 
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless the fields of the routers fit each other."""
@@ -133,8 +134,7 @@ class Lime(Variant[ConfigT]):
 
     @classmethod
     def extra_saved(cls, config: ConfigT) -> int | None:
-        """Return what slots take where every layer reads all: a key and a value of each layer,
-        without the first layer's value, which attention keeps."""
+        """Return a key and a value of each layer but the first value, which attention keeps."""
         if (config.router, config.router_sources) != ("full", None):
             return None
         layers = config.num_hidden_layers
