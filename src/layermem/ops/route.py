@@ -248,8 +248,8 @@ def _as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
 
 def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:
     """Raise ``ValueError`` if slots differ in shape, or if a weight does not fit them."""
-    shapes = sorted({tuple(part.shape) for slot in slots for part in slot})
-    if len(shapes) != 1:
+    shapes = [tuple(part.shape) for slot in slots for part in slot]
+    if not shapes or any(shape != shapes[0] for shape in shapes):
         raise ValueError(f"route needs slots, pairs of key and value, of one shape, got {shapes}")
     count, columns = len(slots), len(slots) * shapes[0][1]
     for weight in weights:
