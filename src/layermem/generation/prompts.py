@@ -79,14 +79,12 @@ def encode_prompts(
 def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
     content = prompt.content
     messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
-    options: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False}
+    options = {"add_generation_prompt": True, "tokenize": False}
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        ids = list(tokenizer.apply_chat_template(messages, **options))
+        text = tokenizer.apply_chat_template(messages, **options)
     except Exception as error:
         raise ValueError(f"{prompt.where} does not fit the chat template: {error}") from error
-    _encode_known(tokenizer, text, prompt.where)
-    return ids
+    return _encode_known(tokenizer, text, prompt.where)
 
 
 def _encode_known(tokenizer: Any, text: str, where: str) -> list[int]:
