@@ -14,7 +14,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-from layermem.models.keywords import CACHE, takes_older_name
+from layermem.models.inputs import CACHE, takes_older_name
 
 
 class KVBuffer:

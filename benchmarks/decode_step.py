@@ -25,7 +25,7 @@ from measure import (
 )
 from transformers import DynamicCache
 
-from layermem.models.keywords import CACHE
+from layermem.models.inputs import CACHE
 
 PROMPT, STEPS = 64, 16
 

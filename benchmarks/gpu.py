@@ -24,7 +24,7 @@ from transformers import StaticCache
 from transformers.utils import logging
 
 from layermem.models import memories
-from layermem.models.keywords import CACHE
+from layermem.models.inputs import CACHE
 from layermem.ops.shared_buffer import Routes, using_naive
 from layermem_bench.config.compiling import room_to_compile
 from layermem_bench.efficiency.measuring import read_clock, read_memory

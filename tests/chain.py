@@ -10,7 +10,7 @@ HEADS = 3
 
 
 class Depth(nn.Module):
-    """Every layer has a slot, and all but some route the slots that they read.
+    """Every layer has a slot, and all, or all but the first, route the slots that they read.
 
     ``rows`` of each weight: those of heads, or one. ``run`` calls a layer, as a checkpoint does.
     """
@@ -37,9 +37,12 @@ class Depth(nn.Module):
         self.double()
 
     def routers(self):
-        names = map(str, range(len(self.keys)))
-        both = [(self.weights.get(i), self.value_weights.get(i)) for i in names]
-        return [tuple(w for w in router if w is not None) or None for router in both]
+        both = dict.fromkeys(range(len(self.keys)), (self.weights, self.value_weights))
+        routers = {i: [part[str(i)] for part in of if str(i) in part] for i, of in both.items()}
+        return {i: tuple(router) or None for i, router in routers.items()}
+
+    def begin(self, x):
+        return room.begin(self.routers(), dict(enumerate(self.sources)), x)
 
     def layer(self, i, x, shared, *given):
         """Return (x, *what the layer hands on): its slot, or what it hands on of the buffer."""
@@ -60,8 +63,8 @@ class Depth(nn.Module):
         x = x + torch.tanh(key * (2 + value)).transpose(1, 2).flatten(2)
         return x, *(own if shared is None else slots.handed)
 
-    def forward(self, x, shares=True, all_layers=False, run=None, **options):
-        shared = room.begin(self.routers(), self.sources, x, **options) if shares else None
+    def forward(self, x, shares=True, all_layers=False, run=None):
+        shared = self.begin(x) if shares else None
         handed, slots, outputs = shared.handed if shared else (), [], []
         for i, own in enumerate(self.sources):
             given = handed if shared else [t for j in own if j < i for t in slots[j]]

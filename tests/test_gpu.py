@@ -9,7 +9,7 @@ from tiny import CASES, TINY, make
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import layermem
-from layermem.models.keywords import CACHE
+from layermem.models.inputs import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.shared_buffer import using_naive
 from layermem_bench.results.run_folder import RunFolder

@@ -59,9 +59,9 @@ def test_numbers_out_of_range_are_refused_by_name(kind):
 @dataclasses.dataclass
 class Rates:
     rates: tuple[float, ...] = dataclasses.field(
-        default=(), metadata={"range": Range(least=0, without_least=True)}
+        default=(), metadata={"range": Range(0, brackets="(]")}
     )
-    steps: int | None = dataclasses.field(default=None, metadata={"range": Range(least=1, most=9)})
+    steps: int | None = dataclasses.field(default=None, metadata={"range": Range(1, 9)})
 
 
 def test_each_number_of_several_is_checked():

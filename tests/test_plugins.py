@@ -63,7 +63,7 @@ def test_the_parts_of_the_page_are_listed_and_train(tmp_path):
     rows = (tmp_path / "runs" / "tiny-reversal-first_values-s0" / "metrics.jsonl").read_text()
     assert json.loads(rows.splitlines()[-1])["step"] == 20
     final = tmp_path / "runs" / "tiny-reversal-first_values-s0" / "final"
-    assert "\nimport mine " in (final / "README.md").read_text(encoding="utf-8")
+    assert "\nimport mine\n" in (final / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -277,7 +277,7 @@ OPEN = """
 for name in ("first_values", "first_values+mudd"):
     try:
         exec(open(f"{name}/README.md").read().split("```python")[1].split("```")[0].replace(
-            "this-folder", name).replace("import mine ", INSTEAD))
+            "this-folder", name).replace("import mine", INSTEAD))
         print(type(model).__name__)
     except Exception as error:
         print(error)

@@ -20,6 +20,7 @@ Importing this package imports torch and transformers and registers its models w
 Auto classes, and then imports the plugins that are installed or named by the environment.
 """
 
+from layermem.models.lime_router import LimeRouter
 from layermem.models.registry import build, list_variants
 from layermem.ops.route import route
 from layermem.retrofit import (
@@ -30,7 +31,7 @@ from layermem.retrofit import (
     save_routers,
     trainable,
 )
-from layermem.variants.lime import RECIPE, LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
+from layermem.variants.lime import RECIPE, LimeConfig, LimeForCausalLM, LimeModel
 from layermem.variants.plain import PlainConfig, PlainForCausalLM, PlainModel
 from layermem_base import __version__ as __version__
 from layermem_base.plugins import load_plugins as _load_plugins

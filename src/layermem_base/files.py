@@ -1,30 +1,16 @@
-"""Files that are complete or as they were before, and folders that can be created."""
+"""Files and folders that are complete, or as they were before."""
 
 import os
+import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-
-def check_no_file(path: Path) -> None:
-    """Raise if a file lies where a folder is, or would have to be created."""
-    for at in (path, *path.parents):
-        if at.exists() and not at.is_dir():
-            raise NotADirectoryError(f"{at} is a file, not a folder; choose another --out")
-
-
-def create_folder(path: Path) -> None:
-    """Create a folder for results, if there is none; raise, naming it, where that cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        check_no_file(path)
-        why = error.strerror or error
-        raise OSError(f"{path} cannot be created ({why}); choose another --out") from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, which is then complete or as it was before; create its folder if needed."""
-    create_folder(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Every writer has a part file of its own, so that two at once leave the text of one of them.
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
@@ -35,3 +21,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``target``, and move it there at the end of the block.
+
+    Raise before it if there is something at ``target``. After an error there is nothing.
+    """
+    target = target.expanduser().resolve()
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise FileExistsError(f"{target} exists and is not empty; name another folder or delete it")
+    staging = target.with_name(f".{target.name}.{os.getpid()}.part")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+        os.replace(staging, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -40,24 +40,15 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if self.top_p == 0:
-            raise ValueError("top_p must be above 0, got 0")
         for text in self.stop:
             if not text:
                 raise ValueError("a stop text must not be empty")
             check_text(text, "a stop text")
-        drawing = ("temperature", "top_p", "top_k")
-        given = [name for name in drawing if getattr(self, name) is not None]
-        if given and not self.do_sample:
-            raise ValueError(
-                f"{', '.join(given)} change nothing unless tokens are drawn: add --do-sample, or "
-                "leave them out"
-            )
+        for name in ("temperature", "top_p", "top_k"):
+            if getattr(self, name) is not None and not self.do_sample:
+                raise ValueError(f"{name} changes nothing without --do-sample: add it")
         if self.do_sample and self.num_beams > 1:
-            raise ValueError(
-                f"--do-sample and --num-beams {self.num_beams} together are not supported: draws "
-                "of one prompt would depend on its batch; leave one of them out"
-            )
+            raise ValueError("--do-sample and --num-beams together are not supported: choose one")
 
 
 def check_text(text: str, name: str) -> None:
@@ -68,7 +59,5 @@ def check_text(text: str, name: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
-            f"{error.start}; correct it or leave it out"
-        ) from error
+        part = f"{text[error.start]!a}, at character {error.start}"
+        raise ValueError(f"{name} holds half a surrogate pair, {part}: correct it") from error

@@ -7,7 +7,7 @@
         def __post_init__(self) -> None:
             check_numbers(self, "optim.")
 
-    Optim(lr=-1.0)      ValueError: optim.lr must be a number of at least 0, got -1.0
+    Optim(lr=-1.0)      ValueError: optim.lr must be at least 0, got -1.0
 
 NaN and infinities are in no range. A field without a default has its range as metadata:
 ``steps: int = field(metadata=at_least(1))``. Of a tuple or a list each number is checked.
@@ -15,6 +15,7 @@ NaN and infinities are in no range. A field without a default has its range as m
 
 import math
 import numbers
+import sys
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -25,36 +26,26 @@ _T = TypeVar("_T")
 _KEY = "range"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Range:
-    """The finite numbers between two ends."""
+    """The finite numbers between two ends, of which round brackets leave out their end."""
 
     least: float = -math.inf
-    """The lower end."""
     most: float = math.inf
-    """The upper end."""
-    without_least: bool = False
-    """Whether the lower end is not in the range."""
-    without_most: bool = False
-    """Whether the upper end is not in the range."""
+    brackets: str = "[]"
 
     def __contains__(self, value: float) -> bool:
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:  # An integer beyond any float.
-            return False
-        return (
-            finite
-            and (value > self.least if self.without_least else value >= self.least)
-            and (value < self.most if self.without_most else value <= self.most)
-        )
+        is_above = value > self.least if self.brackets[0] == "(" else value >= self.least
+        is_below = value < self.most if self.brackets[1] == ")" else value <= self.most
+        # An integer may be beyond any float.
+        return is_above and is_below and abs(value) <= sys.float_info.max
 
     def __str__(self) -> str:
+        left, right = self.brackets[0], self.brackets[1]
         if self.least == -math.inf:
             return "finite"
         if self.most == math.inf:
-            return f"{'above' if self.without_least else 'at least'} {self.least}"
-        left, right = "(" if self.without_least else "[", ")" if self.without_most else "]"
+            return f"{'above' if left == '(' else 'at least'} {self.least}"
         return f"in {left}{self.least}, {self.most}{right}"
 
 
@@ -65,30 +56,30 @@ def number(default: _T, allowed: Mapping[str, Range]) -> _T:
 
 def at_least(least: float) -> Mapping[str, Range]:
     """Return the range from ``least`` on, as metadata of a field."""
-    return {_KEY: Range(least=least)}
+    return {_KEY: Range(least)}
 
 
 def above(least: float) -> Mapping[str, Range]:
-    """Return the range of what is larger than ``least``, as metadata of a field."""
-    return {_KEY: Range(least=least, without_least=True)}
+    """Return the range of what is larger than ``least``."""
+    return {_KEY: Range(least, brackets="(]")}
 
 
 def between(least: float, most: float) -> Mapping[str, Range]:
-    """Return a range with both of its ends, as metadata of a field."""
-    return {_KEY: Range(least=least, most=most)}
+    """Return a range with both of its ends."""
+    return {_KEY: Range(least, most)}
 
 
 def below(least: float, most: float) -> Mapping[str, Range]:
-    """Return the range from ``least`` on to below ``most``, as metadata of a field."""
-    return {_KEY: Range(least=least, most=most, without_most=True)}
+    """Return the range from ``least`` on to below ``most``."""
+    return {_KEY: Range(least, most, "[)")}
 
 
 FINITE: Mapping[str, Range] = {_KEY: Range()}
 """The range of all finite numbers, as metadata of a field."""
-SHARE: Mapping[str, Range] = {_KEY: Range(least=0, most=1, without_least=True, without_most=True)}
-"""The range of a share that is neither none nor all, as metadata of a field."""
+SHARE: Mapping[str, Range] = {_KEY: Range(0, 1, "()")}
+"""The range of a share that is neither none nor all."""
 SEED = between(0, 2**32 - 1)
-"""The range of seeds that all random generators take, as metadata of a field."""
+"""The range of seeds that all random generators take."""
 
 
 def check_numbers(config: Any, path: str = "") -> None:
@@ -97,19 +88,13 @@ def check_numbers(config: Any, path: str = "") -> None:
     ``path``: what comes before a field's name in the error, as ``"optim."`` or, of an option of a
     command, ``"--"``. None stands for no number, whatever the field.
     """
-    kind: Any = type(config)
-    for name, allowed, is_whole in ranges(kind):
+    of: Any = type(config)
+    for name, allowed, is_whole in ranges(of):
+        kind: Any = numbers.Integral if is_whole else numbers.Real
         for value in _numbers_in(getattr(config, name)):
-            check_number(value, allowed, _shown(path, name), is_whole=is_whole)
-
-
-def check_number(value: Any, allowed: Range, name: str, *, is_whole: bool = False) -> None:
-    """Raise ``ValueError`` unless a value is a number in a range; ``is_whole``: an integer."""
-    kind: Any = numbers.Integral if is_whole else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, kind) or value not in allowed:
-        what = "a whole number" if is_whole else "a number"
-        wanted = f"{what}, {allowed}" if math.isinf(allowed.least) else f"{allowed}"
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, kind) or value not in allowed:
+                shown = name.replace("_", "-") if path == "--" else name
+                raise ValueError(f"{path}{shown} must be {allowed}, got {value!r}")
 
 
 @cache
@@ -138,7 +123,3 @@ def _numbers_in(value: Any) -> Iterator[Any]:
             yield from _numbers_in(item)
     elif value is not None:
         yield value
-
-
-def _shown(path: str, name: str) -> str:
-    return f"{path}{name.replace('_', '-') if path == '--' else name}"

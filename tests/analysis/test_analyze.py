@@ -12,9 +12,9 @@ from small_run import a_run
 from tiny import TINY, make
 
 import layermem
+from layermem.models.lime_router import LimeRouter
 from layermem.models.registry import lookup
 from layermem.models.seams import DependsOnInput, Memory
-from layermem.variants.lime import LimeRouter
 from layermem_bench import cli
 from layermem_bench.analysis.analyze import DiskRows, _analyze_routing, analyze
 from layermem_bench.analysis.checkpoints import open_checkpoints

@@ -13,7 +13,7 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.convert.converting import convert
-from layermem.models.lineage import FIELD, sealed
+from layermem.models.configuration import LINEAGE as FIELD
 from layermem.retrofit import attach, load_attached, save_routers
 from layermem_bench.analysis.earlier_stages import (
     Lineage,
@@ -22,6 +22,8 @@ from layermem_bench.analysis.earlier_stages import (
     stage_of,
     write_lineage,
 )
+from layermem_bench.analysis.lineage import sealed
+from layermem_bench.cli import main
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
 from layermem_bench.config.run import Data, Model, Run, Task
@@ -254,8 +256,8 @@ def test_a_damaged_lineage_is_no_clean_slate(change, tmp_path):
     changed(start, change)
     with pytest.raises(ValueError, match=f"config.json of .*first has a damaged {FIELD}"):
         check_earlier_stages(after(TEXT, start), NONE)
-    with pytest.raises(ValueError, match="has a damaged"):
-        convert(str(start), tmp_path / "new")
+    with pytest.raises(SystemExit, match="has a damaged"):
+        main(["models", "convert", str(start), str(tmp_path / "new")])
 
 
 def test_a_lineage_that_a_run_wrote_and_that_is_lost(tmp_path):
@@ -267,8 +269,8 @@ def test_a_lineage_that_a_run_wrote_and_that_is_lost(tmp_path):
     for start in (final, checkpoint):
         with pytest.raises(ValueError, match="was written by a run, but its config.json does not"):
             check_earlier_stages(after(TEXT, start), NONE)
-        with pytest.raises(ValueError, match="was written by a run"):
-            convert(str(start), tmp_path / "new")
+        with pytest.raises(SystemExit, match="was written by a run"):
+            main(["models", "convert", str(start), str(tmp_path / "new")])
 
 
 @pytest.fixture(scope="module")

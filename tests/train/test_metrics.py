@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
 from layermem import LimeForCausalLM, attach, trainable
-from layermem.models.static_router import StaticRouter
+from layermem.models.lime_router import LimeRouter
 from layermem.ops.shared_buffer import using_naive
 from layermem.variants.lime import Lime
 from layermem_bench.config.run import Optim
@@ -135,8 +135,6 @@ def test_the_rate_of_routers_is_theirs_beside_those_of_other_parts(variant):
     rates = {group["name"]: group["lr"] for group in groups}
     cost = StepCost(tokens=8, flops_per_token=1, peak_flops=None)
     row = training_row({"loss": 1.0}, rates, 1.0, 1, cost)
-    routers = {
-        id(p) for m in model.modules() if isinstance(m, StaticRouter) for p in m.parameters()
-    }
+    routers = {id(p) for m in model.modules() if isinstance(m, LimeRouter) for p in m.parameters()}
     (expected,) = {g["lr"] for g in groups if routers & set(map(id, g["params"]))}
     assert row["router_lr"] == expected == 1e-2 and row["lr"] == 1e-3

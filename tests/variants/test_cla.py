@@ -23,8 +23,8 @@ def test_groups_are_the_lists_of_their_lowest_layers(layers, sharing, sources, i
         for fields in ({"sharing": sharing}, {"kv_source_layers": sources})
     )
     assert torch.equal(groups(ids).logits, listed(ids).logits)
-    assert [layer.self_attn.projected for layer in listed.model.layers] == [
-        ("key", "value") if source == layer else () for layer, source in enumerate(sources)
+    assert [layer.lenders for layer in listed.model.layers] == [
+        () if source == layer else (source,) for layer, source in enumerate(sources)
     ]
 
 

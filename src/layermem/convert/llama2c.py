@@ -23,9 +23,8 @@ leaves out when it prints, stays, so that a continuation can be appended to its 
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,80 +40,19 @@ from transformers import (
 _HEADER, _PIECE = struct.Struct("<7i"), struct.Struct("<fi")
 _SPECIAL = 3
 _FIRST_PIECE = _SPECIAL + 256
-# The first int32 of later layouts ("ak42"), which have another header.
-_LATER_LAYOUT = 0x616B3432
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _THETA = 10_000.0
 # Cosines and sines are those of float32 angles, whose rounding grows with the position.
 _ROPE_TOLERANCE = 1e-2
 
 
-@dataclass(frozen=True, slots=True)
-class Llama2cSizes:
-    """The header of a file; ``tied``: whether the head is the embedding."""
-
-    width: int
-    mlp_width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    longest: int
-    tied: bool
-
-    @property
-    def head_width(self) -> int:
-        """The width of one head."""
-        return self.width // self.heads
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the tensors of the file in order; "{}" stands for the layer."""
-        width, mlp, layers = self.width, self.mlp_width, self.layers
-        keys = self.kv_heads * self.head_width
-        yield "model.embed_tokens.weight", (self.vocabulary, width)
-        yield "model.layers.{}.input_layernorm.weight", (layers, width)
-        yield "model.layers.{}.self_attn.q_proj.weight", (layers, width, width)
-        yield "model.layers.{}.self_attn.k_proj.weight", (layers, keys, width)
-        yield "model.layers.{}.self_attn.v_proj.weight", (layers, keys, width)
-        yield "model.layers.{}.self_attn.o_proj.weight", (layers, width, width)
-        yield "model.layers.{}.post_attention_layernorm.weight", (layers, width)
-        yield "model.layers.{}.mlp.gate_proj.weight", (layers, mlp, width)
-        yield "model.layers.{}.mlp.down_proj.weight", (layers, width, mlp)
-        yield "model.layers.{}.mlp.up_proj.weight", (layers, mlp, width)
-        yield "model.norm.weight", (width,)
-        yield "cosines", (self.longest, self.head_width // 2)
-        yield "sines", (self.longest, self.head_width // 2)
-        if not self.tied:
-            yield "lm_head.weight", (self.vocabulary, width)
-
-    def file_size(self) -> int:
-        """Return the bytes of a file with this header."""
-        numbers = sum(int(np.prod(shape, dtype=object)) for _, shape in self.shapes())
-        return _HEADER.size + 4 * numbers
-
-
-def read_sizes(path: Path) -> Llama2cSizes:
-    """Return the header of a file; raise if it is not one of llama2.c or of another length."""
-    with path.open("rb") as file:
-        header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        raise ValueError(f"{path} is no checkpoint of llama2.c: it has {len(header)} bytes")
-    width, mlp, layers, heads, kv_heads, vocabulary, longest = _HEADER.unpack(header)
-    if width == _LATER_LAYOUT:
-        raise ValueError(
-            f"{path} has layout {mlp} of llama2.c; convert takes the legacy layout, 0: write it "
-            "anew with `python export.py FILE --version 0` of llama2.c"
-        )
-    sizes = Llama2cSizes(
-        width, mlp, layers, heads, kv_heads, abs(vocabulary), longest, tied=vocabulary > 0
-    )
-    _check_sizes(path, sizes)
-    actual, expected = path.stat().st_size, sizes.file_size()
-    if actual != expected:
-        raise ValueError(
-            f"{path} has {actual:,} bytes, and by its header it should have {expected:,}: it is "
-            "cut short, damaged, or of another layout; fetch or export it again"
-        )
-    return sizes
+def find_llama2c(path: Path) -> Path | None:
+    """Return a file, or the only one in a folder without a config, that may be of llama2.c."""
+    if path.is_file():
+        return path
+    files = [file for file in path.glob("*.bin") if not file.name.startswith("tok")]
+    is_alone = len(files) == 1 and not (path / "config.json").exists()
+    return files[0] if is_alone else None
 
 
 def load_llama2c(path: Path) -> LlamaForCausalLM:
@@ -122,119 +60,122 @@ def load_llama2c(path: Path) -> LlamaForCausalLM:
 
     It stops where llama2.c does, at the token that begins a text (1): stories are told apart by it.
     """
-    sizes = read_sizes(path)
-    tensors = _read_tensors(path, sizes)
-    _check_rope(path, sizes, tensors)
-    config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.width,
-        intermediate_size=sizes.mlp_width,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        max_position_embeddings=sizes.longest,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": _THETA},
-        tie_word_embeddings=sizes.tied,
-        bos_token_id=1,
-        eos_token_id=2,
-        dtype="float32",
-    )
+    config = _read_config(path)
+    numbers = np.memmap(path, dtype="<f4", mode="r", offset=_HEADER.size)
+    tensors, start = {}, 0
+    for name, shape in _shapes(config):
+        end = start + math.prod(shape)
+        # The machine's own byte order, in memory of its own.
+        tensors[name] = torch.from_numpy(np.array(numbers[start:end], np.float32)).reshape(shape)
+        start = end
+    _check_rope(path, config, tensors.pop("cosines"), tensors.pop("sines"))
     model: Any = LlamaForCausalLM.from_pretrained(
-        None, config=config, state_dict=_state(sizes, tensors), dtype=torch.float32
+        None, config=config, state_dict=_state(config, tensors), dtype=torch.float32
     )
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=[2, 1])
     return model
 
 
-def _check_sizes(path: Path, sizes: Llama2cSizes) -> None:
-    """Raise unless the sizes are those of a decoder."""
-    values = (
-        *(sizes.width, sizes.mlp_width, sizes.layers, sizes.heads),
-        *(sizes.kv_heads, sizes.vocabulary, sizes.longest),
-    )
-    wrong = ""
-    if min(values) < 1 or max(values) > 2**24:
-        wrong = "sizes that no model has"
-    elif sizes.width % sizes.heads or sizes.head_width % 2:
-        wrong = f"a width of {sizes.width} for {sizes.heads} heads of even width"
-    elif sizes.heads % sizes.kv_heads:
-        wrong = f"{sizes.heads} heads for {sizes.kv_heads} key-value heads"
-    if wrong:
+def _read_config(path: Path) -> LlamaConfig:
+    """Return what the header of a file says; raise if the file is of another length."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size).ljust(_HEADER.size, b"\0")
+    sizes = _HEADER.unpack(header)
+    width, mlp_width, layers, heads, kv_heads, vocabulary, longest = sizes
+    actual, expected = path.stat().st_size, 0
+    if min(*sizes[:5], abs(vocabulary), longest) > 0 and not width % (2 * heads):
+        config = LlamaConfig(
+            vocab_size=abs(vocabulary),
+            hidden_size=width,
+            intermediate_size=mlp_width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=longest,
+            rms_norm_eps=1e-5,
+            rope_parameters={"rope_type": "default", "rope_theta": _THETA},
+            tie_word_embeddings=vocabulary > 0,
+            bos_token_id=1,
+            eos_token_id=2,
+            dtype="float32",
+        )
+        expected = _HEADER.size + 4 * sum(math.prod(shape) for _, shape in _shapes(config))
+    if actual != expected:
         raise ValueError(
-            f"{path} is no checkpoint of llama2.c in its legacy layout: its first seven int32 say "
-            f"{wrong} ({', '.join(map(str, values))})"
+            f"{path} has {actual:,} bytes, and by the sizes at its start {sizes} it should have "
+            f"{expected or 'none'}: it is cut short, damaged, or not of llama2.c's legacy layout, "
+            "which `python export.py FILE --version 0` of llama2.c writes"
+        )
+    return config
+
+
+def _shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of a file in order; "{}" stands for the layer."""
+    width, mlp, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    half = width // config.num_attention_heads // 2
+    keys = 2 * half * int(config.num_key_value_heads or 0)
+    yield "model.embed_tokens.weight", (config.vocab_size, width)
+    yield "model.layers.{}.input_layernorm.weight", (layers, width)
+    yield "model.layers.{}.self_attn.q_proj.weight", (layers, width, width)
+    yield "model.layers.{}.self_attn.k_proj.weight", (layers, keys, width)
+    yield "model.layers.{}.self_attn.v_proj.weight", (layers, keys, width)
+    yield "model.layers.{}.self_attn.o_proj.weight", (layers, width, width)
+    yield "model.layers.{}.post_attention_layernorm.weight", (layers, width)
+    yield "model.layers.{}.mlp.gate_proj.weight", (layers, mlp, width)
+    yield "model.layers.{}.mlp.down_proj.weight", (layers, width, mlp)
+    yield "model.layers.{}.mlp.up_proj.weight", (layers, mlp, width)
+    yield "model.norm.weight", (width,)
+    yield "cosines", (config.max_position_embeddings, half)
+    yield "sines", (config.max_position_embeddings, half)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, width)
+
+
+def _check_rope(path: Path, config: LlamaConfig, cosines: Tensor, sines: Tensor) -> None:
+    """Raise unless the file's rope has the base that llama2.c computes with."""
+    half = cosines.shape[1]
+    frequencies = _THETA ** -(torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.outer(torch.arange(len(cosines), dtype=torch.float64), frequencies)
+    expected = torch.stack([angles.cos(), angles.sin()])
+    difference = (torch.stack([cosines, sines]) - expected).abs().max().item()
+    if not difference <= _ROPE_TOLERANCE:  # NaN too
+        raise ValueError(
+            f"{path}: cosines and sines of rope differ by {difference:.3g} from those of base "
+            f"{_THETA:.0f}, with which llama2.c computes: the file is damaged, or its model was "
+            "trained with another rope"
         )
 
 
-def _read_tensors(path: Path, sizes: Llama2cSizes) -> dict[str, Any]:
-    """Return the tensors by name, as views of the file."""
-    numbers = np.memmap(path, dtype="<f4", mode="r", offset=_HEADER.size)
-    tensors, start = {}, 0
-    for name, shape in sizes.shapes():
-        end = start + int(np.prod(shape))
-        tensors[name] = numbers[start:end].reshape(shape)
-        start = end
-    return tensors
-
-
-def _check_rope(path: Path, sizes: Llama2cSizes, tensors: dict[str, Any]) -> None:
-    """Raise unless the file's rope has the base that llama2.c computes with."""
-    frequencies = _THETA ** (-np.arange(0, sizes.head_width, 2) / sizes.head_width)
-    angles = np.outer(np.arange(sizes.longest), frequencies)
-    for name, expected in (("cosines", np.cos(angles)), ("sines", np.sin(angles))):
-        difference = float(np.abs(tensors[name] - expected).max())
-        if not difference <= _ROPE_TOLERANCE:  # NaN too
-            raise ValueError(
-                f"{path}: the {name} of rope differ by up to {difference:.3g} from those of base "
-                f"{_THETA:.0f}, with which llama2.c computes: the file is damaged, or its model "
-                "was trained with another rope"
-            )
-
-
-def _state(sizes: Llama2cSizes, tensors: dict[str, Any]) -> dict[str, Tensor]:
+def _state(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under the names of transformers' LLaMA."""
     state = {}
-    heads = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads}
-    for name, numbers in tensors.items():
-        if name in ("cosines", "sines"):
-            continue
-        # The machine's own byte order, in memory of its own.
-        weight = torch.from_numpy(np.array(numbers, dtype=np.float32))
+    heads = {"q_proj": config.num_attention_heads, "k_proj": int(config.num_key_value_heads or 0)}
+    for name, tensor in tensors.items():
         if "{}" not in name:
-            state[name] = weight
+            state[name] = tensor
             continue
-        rotated = heads.get(name.split(".")[-2])
-        for layer, of_layer in enumerate(weight):
-            state[name.format(layer)] = (
-                of_layer.contiguous() if rotated is None else _halves(of_layer, rotated)
-            )
-    if sizes.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        if rotated := heads.get(name.split(".")[-2]):
+            # Of each head the even rows first, then the odd ones.
+            tensor = tensor.unflatten(1, (rotated, -1, 2)).transpose(2, 3).flatten(1, 3)
+        state |= {name.format(layer): weight.clone() for layer, weight in enumerate(tensor)}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     return state
 
 
-def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of each head: the even ones first, then the odd ones."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+def load_tokenizer(model: Path, given: str | None, config: Any) -> PreTrainedTokenizerFast | None:
+    """Return the tokenizer of a model's file: the one that is ``given``, or lies beside it.
 
-
-class _Piece(NamedTuple):
-    text: str
-    score: float
-
-
-def load_tokenizer(path: Path, vocabulary: int, longest: int) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a file, of a model with so many tokens and so long sequences."""
-    pieces = _read_pieces(path, vocabulary)
-    unknown, begin, end = (piece.text for piece in pieces[:_SPECIAL])
-    ids = {piece.text: i for i, piece in enumerate(pieces)}
-    if len(ids) < len(pieces):
-        twice = next(p.text for i, p in enumerate(pieces) if ids[p.text] != i)
-        raise ValueError(f"{path} has the token {twice!r} twice; it is damaged")
-    raw = Tokenizer(
-        models.BPE(ids, _merges(pieces, ids), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    None: there is none.
+    """
+    names = (f"tok{config.vocab_size}.bin", "tokenizer.bin")
+    beside = [model.parent / name for name in names if (model.parent / name).is_file()]
+    if given is None and not beside:
+        return None
+    pieces = _read_pieces(beside[0] if given is None else Path(given), config.vocab_size)
+    unknown, begin, end = list(pieces)[:_SPECIAL]
+    ids = {text: i for i, text in enumerate(pieces)}
+    merges = _merges(pieces, ids)
+    raw = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     raw.normalizer = normalizers.Prepend(" ")
     raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     raw.post_processor = processors.TemplateProcessing(
@@ -245,17 +186,15 @@ def load_tokenizer(path: Path, vocabulary: int, longest: int) -> PreTrainedToken
         unk_token=unknown,
         bos_token=begin,
         eos_token=end,
-        model_max_length=longest,
+        model_max_length=config.max_position_embeddings,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _merges(pieces: list[_Piece], ids: dict[str, int]) -> list[tuple[str, str]]:
+def _merges(pieces: dict[str, float], ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return all pairs of tokens whose joined text is a token, by its score."""
-    joined = sorted((-piece.score, i) for i, piece in enumerate(pieces) if i >= _FIRST_PIECE)
-    merges = []
-    for _, i in joined:
-        text = pieces[i].text
+    merges: list[tuple[str, str]] = []
+    for text in sorted(list(pieces)[_FIRST_PIECE:], key=lambda text: -pieces[text]):
         pairs = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
         # What names a special token or a byte is no text that could be joined.
         merges += [
@@ -264,55 +203,24 @@ def _merges(pieces: list[_Piece], ids: dict[str, int]) -> list[tuple[str, str]]:
     return merges
 
 
-def _read_pieces(path: Path, vocabulary: int) -> list[_Piece]:
-    data = path.read_bytes()
-    if len(data) < 4:
-        raise ValueError(f"{path} is no tokenizer of llama2.c: it has {len(data)} bytes")
-    (longest,) = struct.unpack_from("<i", data)
-    pieces: list[_Piece] = []
-    start = 4
-    while len(pieces) < vocabulary:
-        if start + _PIECE.size > len(data):
-            raise ValueError(
-                f"{path} ends after {len(pieces):,} tokens, and the model has {vocabulary:,}: it "
-                "is cut short, or the tokenizer of another model"
-            )
-        score, length = _PIECE.unpack_from(data, start)
-        start += _PIECE.size
-        if not 1 <= length <= longest or start + length > len(data):
-            raise ValueError(
-                f"{path} is no tokenizer of llama2.c, or damaged: token {len(pieces)} has a length "
-                f"of {length} bytes, of at most {longest}, with {len(data) - start} bytes left"
-            )
-        pieces.append(_Piece(_decode(path, len(pieces), data[start : start + length]), score))
-        start += length
-    if start != len(data):
-        raise ValueError(
-            f"{path} has {len(data) - start:,} bytes after its {vocabulary:,} tokens: it is "
-            "damaged, or the tokenizer of a model with more tokens"
-        )
-    _check_special(path, pieces)
-    return pieces
-
-
-def _decode(path: Path, index: int, data: bytes) -> str:
+def _read_pieces(path: Path, vocabulary: int) -> dict[str, float]:
+    """Return the texts of all tokens in order, each with its score."""
+    data, start = path.read_bytes(), 4
+    pieces: dict[str, float] = {}
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: token {index}, {data!r}, is not UTF-8; it is damaged") from error
-    # llama2.c writes beginning and end between line breaks.
-    return text.strip("\n") if index < _SPECIAL else text
-
-
-def _check_special(path: Path, pieces: list[_Piece]) -> None:
-    """Raise unless the tokens of bytes are where llama2.c expects them, and scores are numbers."""
-    for byte in range(256):
-        index = _SPECIAL + byte
-        text = pieces[index].text if index < len(pieces) else "nothing"
-        if text != f"<0x{byte:02X}>":
-            raise ValueError(
-                f"{path}: token {index} should be <0x{byte:02X}>, and is {text!r}: it is no "
-                "tokenizer with bytes, as llama2.c needs"
-            )
-    if unscored := [i for i, piece in enumerate(pieces) if math.isnan(piece.score)]:
-        raise ValueError(f"{path}: the score of token {unscored[0]} is no number; it is damaged")
+        for number in range(vocabulary):
+            score, length = _PIECE.unpack_from(data, start)
+            start += _PIECE.size + length
+            text = data[start - length : start].decode()
+            # llama2.c writes beginning and end between line breaks.
+            pieces[text.strip("\n") if number < _SPECIAL else text] = score
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: token {number} cannot be read ({error})") from error
+    is_whole = start == len(data) and len(pieces) == vocabulary
+    is_whole = is_whole and list(pieces)[_SPECIAL:_FIRST_PIECE] == _BYTES
+    if not is_whole or any(map(math.isnan, pieces.values())):
+        raise ValueError(
+            f"{path} is damaged, or no tokenizer of llama2.c with {vocabulary} tokens, bytes among "
+            "them: fetch it again, or name that of the model"
+        )
+    return pieces

@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
-from layermem.models.keywords import CACHE, CONTRACT, LOSS, names, takes_older_name
+from layermem.models.inputs import CACHE, CONTRACT, LOSS, names, takes_older_name
 from layermem.models.memories import is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.ops.loss import IGNORE_INDEX, chunked_cross_entropy

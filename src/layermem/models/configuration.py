@@ -3,8 +3,6 @@
 import os
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +11,6 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from layermem.models.lineage import FIELD
 from layermem_base.number_ranges import at_least, below, between, check_numbers, number
 
 # Types of fields that may be given as None and are filled in by ``__post_init__``. Type checkers
@@ -39,9 +36,8 @@ LOCAL_HEADS: Mapping[str, str] = MappingProxyType(
 
 PREFIX = "layermem_"
 """What the model types of our configs begin with."""
-# Share of letters in common from which a name is taken for a misspelt one.
-_NEARLY = 0.85
-
+LINEAGE = "layermem_lineage"
+"""Field of a config in which a run of the bench says what it trained the model on."""
 # A module saved beside the weights, whose import error names the missing package.
 STUB_NAME = "modeling_layermem"
 _STUB = '''"""This checkpoint is a layermem model. Its classes live in the package of that name."""
@@ -62,34 +58,14 @@ def write_stub(folder: Path, module: str, names: Iterable[str]) -> None:
     (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
 
 
-def _check_spelling(cls: type[PreTrainedConfig], others: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a name that is nearly that of a field.
-
-    Other names are kept, as transformers keeps those of newer releases and of other libraries
-    (``moe_intermediate_size``, ``eoh_token_id``); a misspelt one would leave its field at the
-    default.
-    """
-    names = {each.name for each in fields(cls)}
-    for name, value in others.items():
-        if value is None or name in names or hasattr(cls, name) or name.endswith("_token_id"):
-            continue
-        alike = [each for each in names if each.count("_") == name.count("_")]
-        nearest = get_close_matches(name, alike, n=1, cutoff=_NEARLY)
-        if nearest:
-            raise ValueError(
-                f"{cls.__name__} has no field {name!r}, which would be kept without effect; "
-                f"{nearest[0]!r} may be meant"
-            )
-
-
 @strict
 class DecoderConfig(PreTrainedConfig):
     """The fields that the configs of all variants have."""
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
     # Fields without which the weights cannot be interpreted, even where their shapes agree: two
-    # heads of width 8 and one of width 16 have weights of one shape. Loading a checkpoint with
-    # another value of one of them is refused.
+    # heads of width 8 and one of width 16 have weights of one shape. A checkpoint is not loaded
+    # with another value of one of them.
     shape_fields: ClassVar[tuple[str, ...]] = (
         "num_hidden_layers",
         "num_attention_heads",
@@ -97,6 +73,9 @@ class DecoderConfig(PreTrainedConfig):
         "head_dim",
         "hidden_size",
         "intermediate_size",
+        "tie_word_embeddings",
+        "hidden_act",
+        "rms_norm_eps",
     )
     # The tensor-parallel plan. It gathers heads before the seams, which therefore see all heads and
     # whole widths in every variant and for every number of processes. A variant whose memory treats
@@ -172,7 +151,7 @@ class DecoderConfig(PreTrainedConfig):
     def __repr__(self) -> str:
         """Show the config without its lineage, whose hashes may be 90,000 characters."""
         shown = copy(self)
-        shown.__dict__.pop(FIELD, None)
+        shown.__dict__.pop(LINEAGE, None)
         return super(DecoderConfig, shown).__repr__()
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -189,7 +168,6 @@ class DecoderConfig(PreTrainedConfig):
         check_dtype(self.dtype)
         # `save_pretrained` writes it anew; a loaded one may name classes of another version.
         kwargs.pop("auto_map", None)
-        _check_spelling(type(self), kwargs)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
@@ -198,25 +176,20 @@ class DecoderConfig(PreTrainedConfig):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads}); every key-value head must "
-                "have the same number of query heads"
+                f"num_key_value_heads ({self.num_key_value_heads})"
             )
         if self.head_dim % 2:
-            raise ValueError(
-                f"head_dim must be even, because rope rotates pairs; got {self.head_dim}"
-            )
+            raise ValueError(f"rope rotates pairs: head_dim must be even, got {self.head_dim}")
 
     def validate_attention_span(self) -> None:
         """Raise ``ValueError`` for fields that make transformers' caches drop tokens."""
-        spans = {n: getattr(self, n, None) for n in ("sliding_window", "attention_chunk_size")}
-        kinds = set(getattr(self, "layer_types", None) or ()) - {"full_attention"}
-        spans["layer_types"] = sorted(kinds) or None
-        for name, value in spans.items():
-            if value is not None:
+        names = ("sliding_window", "attention_chunk_size", "layer_types")
+        for name, value in ((name, getattr(self, name, None)) for name in names):
+            whole = value is None or (name == "layer_types" and set(value) <= {"full_attention"})
+            if not whole:
                 raise ValueError(
                     f"{name}={value} is not supported: every layer attends to all earlier tokens, "
-                    "but transformers' cache would drop some of them during generation; remove "
-                    f"{name} from the config"
+                    "and transformers' cache would drop some of them; remove it from the config"
                 )
 
     def save_pretrained(
@@ -238,11 +211,6 @@ class DecoderConfig(PreTrainedConfig):
         """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
 
-def computing_fields(config: type[DecoderConfig]) -> tuple[str, ...]:
-    """Return the fields with other values of which weights of the same shapes compute otherwise."""
-    return (*config.shape_fields, "tie_word_embeddings", "hidden_act", "rms_norm_eps")
-
-
 def padding_alone(config: DecoderConfig) -> int | None:
     """Return the id whose embedding stays zero: of a padding token that is nothing else.
 
@@ -255,11 +223,7 @@ def padding_alone(config: DecoderConfig) -> int | None:
 
 def check_dtype(dtype: Any) -> None:
     """Raise ``ValueError`` if ``dtype`` is a string that names no floating dtype of torch."""
-    if not isinstance(dtype, str) or dtype == "auto":
-        return
-    named = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(named, torch.dtype) or not named.is_floating_point:
-        raise ValueError(
-            f"dtype {dtype!r} is not a floating dtype of torch; "
-            'try "float32", "bfloat16" or "float16"'
-        )
+    if isinstance(dtype, str) and dtype != "auto":
+        named = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(named, torch.dtype) or not named.is_floating_point:
+            raise ValueError(f"dtype {dtype!r} is not a floating dtype of torch, as is float32")

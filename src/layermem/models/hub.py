@@ -11,12 +11,9 @@ from huggingface_hub import constants
 from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.hub import extract_commit_hash
 
-_WEIGHTS = (".safetensors", ".bin")
-
 
 def find_commit(name: str | os.PathLike[str], **location: Any) -> str | None:
-    """Return the commit that a model on the hub stands at now; None: the name is a folder's, or
-    neither the hub nor its cache on this machine knows it.
+    """Return the commit of a model on the hub; None: a folder, or unknown to hub and cache.
 
     ``location``: ``revision`` and what else of ``from_pretrained`` locates files.
     """
@@ -35,13 +32,11 @@ def set_commit(config: Any, commit: str | None) -> None:
 
 
 def commit_of(config: Any) -> str | None:
-    """Return of which commit a loaded model is; None: it is none of the hub's, or that is not
-    known, since the cache has weights of several and the config does not say it."""
+    """Return of which commit a loaded model is; None: not of the hub, or the cache has several."""
     if commit := getattr(config, "_commit_hash", None):
         return str(commit)
     name = getattr(config, "_name_or_path", "") or ""
-    if not name or Path(name).exists():
-        return None
     folder = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
-    commits = {path.parent.name for path in folder.glob("*/*") if path.suffix in _WEIGHTS}
-    return commits.pop() if len(commits) == 1 else None
+    weights = (*folder.glob("*/*.safetensors"), *folder.glob("*/*.bin"))
+    commits = {path.parent.name for path in weights}
+    return commits.pop() if len(commits) == 1 and not Path(name).exists() else None

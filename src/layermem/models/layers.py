@@ -170,11 +170,6 @@ def eager_attention(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
-        if not attention_mask.is_floating_point():
-            raise ValueError(
-                f"a mask of {attention_mask.dtype} would be added to the scores: give a boolean "
-                "one (mask.bool(), True where a token is seen), or one of numbers to be added"
-            )
         scores = scores + attention_mask
     # The softmax is computed in float32 at least and rounded once.
     wide = torch.promote_types(query.dtype, torch.float32)

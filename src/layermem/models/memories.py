@@ -5,7 +5,7 @@ adapter, and calls one of them. Analysis, metrics and pruning must read that one
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,26 +33,25 @@ def begin_routes(
 
     ``memories`` are those of the layers that have slots, by layer. Layers share a buffer if every
     memory but the first layer's is a route, and if nothing else runs when a memory is called;
-    ``ops.route.begin`` then decides by the weights and by ``like``, a tensor of the forward.
-    ``part``: as in ``weights_of_part``.
+    ``shared_buffer.begin`` then decides by the weights and by ``like``, a tensor of the forward.
+    ``part``: as in ``weights_of_part``. ``may_end_early``: whether a backward pass may begin below
+    the last layer, which compiled layers that share a buffer cannot.
     """
-    routers: list[tuple[Tensor, ...] | None] = []
-    sources: list[tuple[int, ...]] = []
-    # Slots of a buffer lie in the order of their layers, without those of layers that have none.
-    places = {layer: place for place, layer in enumerate(memories)}
+    if may_end_early and torch.compiler.is_compiling():
+        return None
+    routers: dict[int, tuple[Tensor, ...] | None] = {}
+    sources: dict[int, tuple[int, ...]] = {}
     for layer, memory in memories.items():
         if memory is not None and has_company(memory):
             return None
         route = memory.as_route() if isinstance(memory, Memory) else None
         if route is not None:
-            sources.append(tuple(places[j] for j in route[0]))
-            routers.append(weights_of_part(route[1], part))
+            sources[layer], routers[layer] = route[0], weights_of_part(route[1], part)
         elif layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
-            sources.append((0,))
-            routers.append(None)
+            sources[layer], routers[layer] = (0,), None
         else:
             return None
-    return begin(routers, sources, like, may_end_early=may_end_early)
+    return begin(routers, sources, like)
 
 
 def runs_twice(layer: nn.Module) -> bool:
@@ -68,9 +67,21 @@ def recompute_layers(model: Any, every: int = 1) -> None:
         layer.gradient_checkpointing = number % every == 0
 
 
-def is_replaced(module: nn.Module) -> bool:
-    """Whether the forward of this one module was replaced, as accelerate and sharding do."""
-    return "forward" in vars(module)
+def is_replaced(*modules: nn.Module) -> bool:
+    """Whether the forward of one of these very modules was replaced, as accelerate does."""
+    return any("forward" in vars(module) for module in modules)
+
+
+def are_looked_at(config: Any, modules: Iterable[nn.Module], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether somebody gets what single layers return: by a hook, or as a model's output."""
+    return any(
+        kwargs.get(name) or getattr(config, name, False)
+        for name in ("output_hidden_states", "output_attentions")
+    ) or any(
+        part._forward_hooks or part._forward_pre_hooks
+        for module in modules
+        for part in module.modules()
+    )
 
 
 def has_company(memory: nn.Module) -> bool:

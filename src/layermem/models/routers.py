@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from layermem.models.lime_router import LimeRouter, learned_routers
 from layermem.models.memories import is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import WeightsUnknown
-from layermem.models.static_router import StaticRouter, learned_routers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +117,7 @@ def router_metrics(model: nn.Module) -> dict[str, float]:
     return {"router_norm": math.sqrt(square), "off_layer_share": share}
 
 
-def _summarise(router: StaticRouter) -> list[RouterRow]:
+def _summarise(router: LimeRouter) -> list[RouterRow]:
     weights = {reads: w.detach().float().cpu() for reads, w in router.named_weights().items()}
     own = router.own_part
     return [
@@ -133,7 +133,7 @@ def _summarise(router: StaticRouter) -> list[RouterRow]:
     ]
 
 
-def _largest_sources(router: StaticRouter, keep: float | int) -> list[int]:
+def _largest_sources(router: LimeRouter, keep: float | int) -> list[int]:
     """Return the sources that ``prune_routers`` keeps."""
     weights = torch.cat([weight.double() for weight in router.named_weights().values()])
     # Keys and values keep the same layers, because slots hold both.

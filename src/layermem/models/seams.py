@@ -59,9 +59,9 @@ class Memory(nn.Module, ABC):
         """Return the key and value to attend to, [B, G, T, E] each, before rope.
 
         ``query`` [B, H, T, E] is that of this layer. ``slots`` are the (key, value) of the layers
-        that ``Variant.sources`` names, in that order, and then of this layer, unless it projects
-        nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3. A layer that
-        borrows is given what its ``Variant.lenders`` attend to instead, and all are after rope.
+        that ``Variant.sources`` names, in that order, and then of this layer: with sources (0, 2)
+        at layer 3 they are those of layers 0, 2, 3. A layer that borrows is given what its
+        ``Variant.lenders`` attend to instead, and all are after rope.
         """
 
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
@@ -255,12 +255,8 @@ class Variant(Generic[ConfigT]):
 
     @classmethod
     def projects(cls, config: ConfigT, layer_idx: int) -> tuple[Part, ...]:
-        """Return what the layer projects itself.
-
-        A part that it does not project is zero in its slot. A layer that projects nothing has no
-        slot: its memory reads those of other layers alone. By default a layer projects both, unless
-        it borrows.
-        """
+        """Return what the layer projects itself: both, or one, whose other half of the slot is
+        zero; nothing if it borrows."""
         return () if cls.lenders(config, layer_idx) else ("key", "value")
 
     @classmethod

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 from layermem.models.configuration import LOCAL_HEADS
-from layermem.models.static_router import StaticRouter
+from layermem.models.lime_router import LimeRouter
 from layermem.ops.route import Slot, route
 
 SOURCE_HEADS = "layermem_source_heads"
@@ -36,9 +36,9 @@ class SourceHeads(TensorParallelLayer):
     """transformers' parallel style for memories; one that is no router stays as it is."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
-        if isinstance(module, StaticRouter):
+        if isinstance(module, LimeRouter):
 
-            def forward(router: StaticRouter, query: Tensor, slots: Sequence[Slot]) -> Slot:
+            def forward(router: LimeRouter, query: Tensor, slots: Sequence[Slot]) -> Slot:
                 return route_own_heads(router, slots, mesh)
 
             # Bound to the router: a copy of it (of PEFT) is called with its own weights.
@@ -46,7 +46,7 @@ class SourceHeads(TensorParallelLayer):
         return module
 
 
-def route_own_heads(router: StaticRouter, slots: Sequence[Slot], mesh: Any) -> Slot:
+def route_own_heads(router: LimeRouter, slots: Sequence[Slot], mesh: Any) -> Slot:
     """Route slots [B, R / n, T, E] of each of the n processes of ``mesh`` to as many heads."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Handed, run_layer
-from layermem.models.keywords import create_mask
+from layermem.models.inputs import create_mask
 from layermem.models.seams import Variant
 
 

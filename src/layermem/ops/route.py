@@ -27,21 +27,24 @@ so that a layer reads no slot of another group; the layers a to b - 1 are one gr
 
 P goes up from layer to layer beside X, and Q comes down as its gradient.
 
-A pass that begins below the last layer (a loss on hidden states) is handed nothing, or zeros: each
-layer then adds its slot to a new X. In eager mode it has it, as a view; a compiler has to keep it.
+A pass that begins below the last layer (a loss on hidden states) is handed nothing: each layer then
+adds its slot to a new X, of which it has kept a view. Compiled layers keep none, and do not share a
+buffer where somebody looks at what they return.
 
 Letters: L layers, S slots of a route, R rows of a router (heads, or one), B batch, T tokens, E head
 width.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from layermem.ops.shared_gradient import autocast_disabled
+
+if TYPE_CHECKING:
+    from layermem.ops.shared_buffer import Slots
 
 Slot = tuple[Tensor, Tensor]
 """The key and the value of one layer before rope, [B, heads, T, E] each."""
@@ -57,10 +60,10 @@ def route(
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
     head minor, or [1, S], a scalar a slot for all of its heads. It is applied to keys, and to
     values unless they have a ``value_weight`` of that shape. Returns (key, value), each
-    [B, R, T, E]. A weight of heads may have another number of rows: that of output heads.
+    [B, R, T, E]. Slots of a shared buffer (``shared_buffer.Slots``) route themselves.
     """
-    if isinstance(slots, Slots):
-        return slots.route()
+    if not isinstance(slots, (tuple, list)):
+        return cast("Slots", slots).route()
     value_weight = weight if value_weight is None else value_weight
     _check_shapes(slots, weight, value_weight)
     keys, values = zip(*slots, strict=True)
@@ -75,44 +78,23 @@ def naive(parts: Sequence[Tensor], weight: Tensor) -> Tensor:
         return _as_slot(weight.to(stacked.dtype) @ stacked, parts[0].shape)
 
 
-class Slots(ABC):
-    """What the memory of one layer reads where layers share a buffer: the slots so far.
-
-    The layer calls ``append`` with its own slot and, if it has a router, ``route``.
-    """
-
-    own: Slot
-    # What the layer hands to the next one.
-    handed: tuple[Tensor, ...] = ()
-
-    def __getitem__(self, index: Literal[-1]) -> Slot:
-        """Return the own slot, as a sequence of slots does."""
-        return self.own
-
-    @abstractmethod
-    def append(self, key: Tensor, value: Tensor) -> None:
-        """Take the slot of the layer, [B, R, T, E] each."""
-
-    @abstractmethod
-    def route(self) -> Slot:
-        """Return what the layer attends to."""
-
-
 class Place(NamedTuple):
-    """Where a layer is, and what it does."""
+    """Where a layer is among those that share a buffer."""
 
     layer: int
-    first_read: int
-    """The first layer that it reads."""
+    layers: int
     rows: int
-    group: int
-    """Layers of a group."""
-    n_handed: int
-    """How many tensors it is handed: X and its tokens, and P if there are groups."""
-    routes: bool
-    is_last: bool
-    may_end_early: bool
-    """Whether a pass may begin below the last layer."""
+    group: int  # how many layers a group has
+    first_read: int  # the first layer that it reads
+
+    @property
+    def is_last(self) -> bool:
+        return self.layer + 1 == self.layers
+
+    @property
+    def n_handed(self) -> int:
+        """How many tensors a layer is handed: X and its tokens, and P if there are groups."""
+        return 6 if self.group < self.layers else 4
 
     def all_rows(self) -> tuple[slice, slice, slice]:
         """Return the rows of the layer, those of its group, and of the layer among these."""
@@ -125,8 +107,7 @@ class Place(NamedTuple):
 class Begin(torch.autograd.Function):
     """Make X, its tokens, and P if there are groups; in the backward, the routers' gradients."""
 
-    # Without *weights: dynamo would take a forward of as many tensors as it has names for one
-    # without ``ctx``.
+    # Without *weights: where a forward has as many tensors as names, dynamo leaves ``ctx`` out.
     @staticmethod
     def forward(
         ctx: Any,
@@ -160,46 +141,55 @@ class Layer(torch.autograd.Function):
         ctx: Any, at: Place, x_k: Tensor, x_v: Tensor, t_k: Tensor, t_v: Tensor, *others: Tensor
     ) -> tuple[Tensor, ...]:
         p, w = [*others[: at.n_handed - 4]], others[at.n_handed - 4 : -2]
-        key, value = others[-2:]
+        shape = others[-1].shape
         own, near, place = at.all_rows()
-        x, slot = _put_both((x_k, x_v), own, (key, value), key.shape)
+        x, slot = _put_both((x_k, x_v), own, others[-2:], shape)
         compiling = torch.compiler.is_compiling()
         if not compiling:
             ctx.set_materialize_grads(False)
-        ctx.has_all = at.is_last and not (compiling and at.may_end_early)
-        ctx.has_slot = not (ctx.has_all or (compiling and not at.may_end_early))
-        ctx.save_for_backward(*w, *(x if ctx.has_all else slot if ctx.has_slot else ()))
-        ctx.at, ctx.n_weights, ctx.shape = at, len(w), key.shape
+        ctx.save_for_backward(*w, *(x if at.is_last else () if compiling else slot))
+        ctx.at, ctx.n_weights, ctx.shape = at, len(w), shape
         read, routed = slice(max(at.first_read * at.rows, near.start), own.stop), []
         with autocast_disabled(x_k):
             if near.start and own.start == near.start:
                 p = [w[-i][near, : near.start] @ x[i][: near.start] for i in (0, 1)]
-            for i in (0, 1) if at.routes else ():
+            for i in (0, 1):
                 total, row = p[i][place] if near.start else None, w[-i][own, read]
                 total = row @ x[i][read] if total is None else torch.addmm(total, row, x[i][read])
-                routed.append(_as_slot(total, key.shape))
-        if at.is_last:
-            return tuple(routed)
-        return *x, t_k, t_v, *p, *routed
+                routed.append(_as_slot(total, shape))
+        return tuple(routed) if at.is_last else (*x, t_k, t_v, *p, *routed)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        _refuse_second_derivatives()
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "routing on a shared buffer has no second derivatives (create_graph=True); run the "
+                "forward and the backward inside layermem.ops.shared_buffer.using_naive()"
+            )
+        # Asked for once: a checkpoint computes them again then.
         at, saved = ctx.at, ctx.saved_tensors
-        own, near, place = at.all_rows()
         w, kept = saved[: ctx.n_weights], saved[ctx.n_weights :]
+        own, near, place = at.all_rows()
         d: Any = grads[:2]
         x: Any = grads[2:4]
         q: Any = grads[4:6] if at.n_handed == 6 and not at.is_last else (None, None)
         if at.is_last or d[0] is None:
             # The pass begins here. Below the last layer, the rows of those above are zero.
-            sizes = len(w[0]), ctx.shape.numel() // at.rows
-            d = [_new(part, sizes, zero=not at.is_last) for part in kept]
-            x = kept if ctx.has_all else [_new(part, sizes, zero=not at.is_last) for part in kept]
-        if ctx.has_slot and not _is_in(kept, x):
+            sizes = at.layers * at.rows, ctx.shape.numel() // at.rows
+            # Anomaly detection looks at all rows, which layers write one after the other.
+            compiling = torch.compiler.is_compiling()
+            zero = not at.is_last or (not compiling and torch.is_anomaly_enabled())
+            d = [part.new_zeros(sizes) if zero else part.new_empty(sizes) for part in kept]
+            x = kept if at.is_last else [part.new_zeros(sizes) for part in kept]
+        if (
+            not at.is_last
+            and kept
+            and kept[0].untyped_storage().data_ptr() != x[0].untyped_storage().data_ptr()
+        ):
+            # This is not the X of the forward.
             x, _ = _put_both(x, own, kept, ctx.shape)
-        d, _ = _put_both(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
-        readers = slice(own.start if at.routes else own.stop, near.stop)
+        d, _ = _put_both(d, own, grads[-2:], ctx.shape)
+        readers = slice(own.start, near.stop)
         d_slot: list[Tensor | None] = [None, None]
         with autocast_disabled(d[0]):
             if own.stop == near.stop < len(w[0]):
@@ -211,8 +201,7 @@ class Layer(torch.autograd.Function):
                         total = columns @ d[i][readers]
                     else:
                         # In place: this pass has made Q, and reads the layer's rows once.
-                        total = total.data[place]
-                        torch.addmm(total, columns, d[i][readers], out=total)
+                        total = total.data[place].addmm_(columns, d[i][readers])
                     d_slot[i] = _as_slot(total, ctx.shape)
         # The layer below the first one of a group has a Q of its own.
         handed = (*d, *x, *(q if own.start > near.start else (None, None)))[: at.n_handed]
@@ -251,48 +240,21 @@ def _put_both(
     return [buffer.data for buffer in buffers], slots
 
 
-def _is_in(slots: Sequence[Tensor], buffers: Sequence[Tensor]) -> bool:
-    """Whether a layer's slot is in X already: whether this is the X of the forward."""
-    if torch.compiler.is_compiling():
-        return False
-    storages = (part[0].untyped_storage().data_ptr() for part in (slots, buffers))
-    return next(storages) == next(storages)
-
-
 def _as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
     """Return the rows of one layer as a view [B, *, T, E] like ``shape`` but for its heads."""
     batch, _, tokens, width = shape
     return rows.view(-1, batch, tokens, width).transpose(0, 1)
 
 
-def _new(like: Tensor, sizes: tuple[int, int], *, zero: bool) -> Tensor:
-    # Anomaly detection looks at all rows, which layers write one after the other.
-    zero = zero or (not torch.compiler.is_compiling() and torch.is_anomaly_enabled())
-    return like.new_zeros(sizes) if zero else like.new_empty(sizes)
-
-
-def _refuse_second_derivatives() -> None:
-    """Raise ``RuntimeError`` under ``create_graph=True``: the gradients would have no graph."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "routing on a shared buffer has no second derivatives (create_graph=True); run the "
-            "forward and the backward inside layermem.ops.shared_buffer.using_naive()"
-        )
-
-
 def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:
     """Raise ``ValueError`` if slots differ in shape, or if a weight does not fit them."""
-    if not slots:
-        raise ValueError("route needs at least one slot (a pair of key and value), got none")
-    shapes = [[list(part.shape) for part in slot] for slot in slots]
-    for number, of_slot in enumerate(shapes):
-        if of_slot != [shapes[0][0]] * 2:
-            raise ValueError(f"all slots must be {shapes[0][0]}, got {of_slot} in slot {number}")
-    count, columns = len(slots), len(slots) * shapes[0][0][1]
-    shape = weights[0].shape
-    fits = shape == (1, count) or (len(shape) == 2 and shape[1] == columns)
-    if not fits or weights[-1].shape != shape:
-        raise ValueError(
-            f"the weights of keys and values of {count} slots must have {columns} columns, or be "
-            f"[1, {count}], got {[list(weight.shape) for weight in weights]}"
-        )
+    shapes = sorted({tuple(part.shape) for slot in slots for part in slot})
+    if len(shapes) != 1:
+        raise ValueError(f"route needs slots, pairs of key and value, of one shape, got {shapes}")
+    count, columns = len(slots), len(slots) * shapes[0][1]
+    for weight in weights:
+        if weight.ndim != 2 or (weight.shape[1] != columns and weight.shape != (1, count)):
+            raise ValueError(
+                f"a weight of {count} slots must have {columns} columns, or be [1, {count}], got "
+                f"{list(weight.shape)}"
+            )

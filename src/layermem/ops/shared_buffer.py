@@ -1,28 +1,26 @@
 """What the layers of one forward share: whether they share a buffer, and which.
 
-    ``Routes``      one product and one autograd node a layer (``route.py``): training, prompts,
-                    compiled code
-    ``FewTokens``   few calls a layer: eager, without gradients, few tokens, as at decoding
-    None            slots go from layer to layer, and a memory routes them by equation (2): where
-                    weights are not at hand when a forward begins, and for second derivatives
+    Routes      one product and one autograd node a layer (``route.py``): training, compiled code
+    Inference   eager, without gradients: the same products, written where they are read
+    None        slots go from layer to layer, and a memory routes them by equation (2): where
+                weights are not at hand when a forward begins, and for second derivatives
 
 A layer is handed tensors by the layer before it and hands tensors on, so that activation
 checkpointing may run it twice.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from layermem.ops.route import Begin, Layer, Place, Router, Slot, Slots
+from layermem.ops.route import Begin, Layer, Place, Router, Slot
 
-# Up to this many numbers in an input without gradients, a call costs more than its arithmetic.
-_FEW = 16384
+# Up to this many numbers in an input without gradients, groups cost more calls than they save.
+_FEW = 2048
 # Layers of a group, at least, and groups of a model, at most.
 _GROUP = 8
 _only_naive = False
@@ -40,77 +38,98 @@ def using_naive() -> Iterator[None]:
 
 
 def begin(
-    routers: Sequence[Router | None],
-    sources: Sequence[Sequence[int]],
-    like: Tensor,
-    *,
-    may_end_early: bool = True,
+    routers: Mapping[int, Router | None], sources: Mapping[int, Sequence[int]], like: Tensor
 ) -> "Shared | None":
     """Return what the layers of one forward share; None: their slots go from layer to layer.
 
-    ``routers[l]`` is the router of layer l, None if it has none; ``sources[l]`` are the S layers
-    that it reads, ascending, its own last. ``like`` is a tensor of the forward. Returns None unless
-    all weights lie whole in one memory, and under ``torch.func`` and ``torch.jit``.
-    ``may_end_early``: whether a backward pass may begin below the last layer.
+    ``routers`` are those of the layers that have slots, by layer, ascending, None of a first one
+    that has none; ``sources`` are the S layers that each reads, ascending, its own last. ``like``
+    is a tensor of the forward. Returns None unless all weights lie whole in one memory, and under
+    ``torch.func`` and ``torch.jit``.
     """
-    rows = next((len(router[0]) for router in routers if router is not None), 0)
+    rows = next((len(router[0]) for router in routers.values() if router is not None), 0)
     if not rows or _only_naive or not _is_ordinary(like):
         return None
-    for router, own in zip(routers, sources, strict=True):
-        shape = (rows, len(own) * rows)
+    for layer, router in routers.items():
+        shape = (rows, len(sources[layer]) * rows)
         if not all(_is_at_hand(weight, shape, like) for weight in router or ()):
             return None
-    few = like.numel() <= _FEW and not torch.is_grad_enabled() and not _is_autocast(like)
-    if few and not torch.compiler.is_compiling():
-        return FewTokens(routers, sources, rows)
-    return Routes(routers, sources, rows, like, may_end_early=may_end_early)
+    traced = torch.compiler.is_compiling()
+    without_gradients = not (traced or torch.is_grad_enabled() or _is_autocast(like))
+    return (Inference if without_gradients else Routes)(routers, sources, rows, like)
 
 
-class Shared(ABC):
-    """What the layers of one forward share, who hand a buffer from one to the next."""
+class Slots:
+    """What a memory reads where layers share a buffer: the slots so far.
 
-    # What the first layer is handed.
+    The layer calls ``append`` with its own slot and, if it has a router, ``route``.
+    """
+
+    own: Slot
+    # What the layer hands to the next one.
     handed: tuple[Tensor, ...] = ()
 
-    @abstractmethod
-    def handed_to(self, layer: int) -> int:
-        """Return how many tensors a layer is handed."""
+    def __getitem__(self, index: Literal[-1]) -> Slot:
+        return self.own
 
-    @abstractmethod
-    def slots(self, layer: int, handed: tuple[Tensor, ...]) -> Slots:
-        """Return the slots for a layer, from what it is handed."""
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Take the slot of the layer, [B, R, T, E] each."""
+        raise NotImplementedError
+
+    def route(self) -> Slot:
+        """Return what the layer attends to."""
+        raise NotImplementedError
 
 
-@final
-class Routes(Shared):
-    """The routers of all layers below each other: W, and which layers have one."""
+class _Routers:
+    """The routers of the layers that share a buffer, each in its place among these layers."""
 
     def __init__(
         self,
-        routers: Sequence[Router | None],
-        sources: Sequence[Sequence[int]],
+        routers: Mapping[int, Router | None],
+        sources: Mapping[int, Sequence[int]],
         rows: int,
         like: Tensor,
-        *,
-        may_end_early: bool = True,
     ) -> None:
-        self.last = max(i for i, router in enumerate(routers) if router is not None)
-        routers = routers[: self.last + 1]
-        self.routed = [router is not None for router in routers]
-        self.first_read = [own[0] for own in sources]
-        self.rows, self.may_end_early = rows, may_end_early
-        apart = any(router is not None and len(router) == 2 for router in routers)
-        # W, with the graph to the routers.
-        self.handed = tuple(
-            _stack(routers, sources[: len(routers)], rows, part) for part in range(1 + apart)
-        )
-        # That of slots, but for norms under autocast.
-        is_autocast = _is_autocast(like)
-        self.dtype = torch.get_autocast_dtype(like.device.type) if is_autocast else like.dtype
-        self.weights = [weight.detach().to(self.dtype) for weight in self.handed]
-        is_exact = self.dtype.itemsize >= 4
+        self.places = {layer: place for place, layer in enumerate(routers)}
+        self.routers, self.rows = list(routers.values()), rows
+        self.sources = [tuple(self.places[j] for j in sources[layer]) for layer in routers]
+        self.parts = max(len(router) for router in self.routers if router is not None)
+        is_exact = like.dtype.itemsize >= 4 and not _is_autocast(like)
         in_groups = is_exact and like.is_cpu and not torch.compiler.is_compiling()
-        self.group = max(_GROUP, len(routers) // _GROUP) if in_groups else len(routers)
+        layers = len(self.routers)
+        self.group = min(layers, max(_GROUP, layers // _GROUP)) if in_groups else layers
+
+    def stacked(self, part: int, layers: slice = slice(None)) -> Tensor:
+        """Return the rows of W of some layers, of keys (0) or of values (1)."""
+        rows, depth, weights = self.rows, len(self.routers), []
+        like = next(router for router in self.routers if router is not None)[0]
+        for router, own in zip(self.routers[layers], self.sources[layers], strict=True):
+            if router is None:
+                weights.append(like.new_zeros(rows, depth * rows))
+            elif _has_no_gaps(own):
+                after = depth - 1 - own[-1]
+                weights.append(pad(router[part], (own[0] * rows, after * rows)))
+            else:
+                blocks = dict(zip(own, router[part].split(rows, dim=1), strict=True))
+                zeros = like.new_zeros(rows, rows)
+                weights.append(torch.cat([blocks.get(j, zeros) for j in range(depth)], dim=1))
+        return torch.cat(weights)
+
+
+@final
+class Routes(_Routers):
+    """What layers hand on where gradients are needed, or code is compiled: X, and W at first."""
+
+    def __init__(self, *routers_and_sources: Any) -> None:
+        super().__init__(*routers_and_sources)
+        like = routers_and_sources[-1]
+        # W with the graph to the routers: what the first layer is handed.
+        self.handed = tuple(self.stacked(part) for part in range(self.parts))
+        # The dtype of slots, but for norms under autocast.
+        autocast = _is_autocast(like)
+        self.dtype = torch.get_autocast_dtype(like.device.type) if autocast else like.dtype
+        self.weights = [weight.detach().to(self.dtype) for weight in self.handed]
 
     def weights_for(self, key: Tensor, value: Tensor) -> list[Tensor]:
         """Return W without its graph, in the dtypes of a slot: of both parts, or of each."""
@@ -121,126 +140,130 @@ class Routes(Shared):
         is_one = len(self.handed) == 1 and key.dtype == value.dtype
         return [keys.to(key.dtype), *([] if is_one else [values.to(value.dtype)])]
 
-    def begin(self, key: Tensor, value: Tensor, handed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return what the first layer begins with, from its slot and W with its graph."""
-        sizes = key.numel() // self.rows, self.group * self.rows
-        weight, value_weight = (*handed, None)[:2]
-        dtypes = key.dtype, value.dtype
-        out: tuple[Tensor, ...] = Begin.apply(*sizes, dtypes, weight, value_weight)
-        return out
+    def place(self, layer: int) -> Place:
+        """Return where a layer is, by its place."""
+        layers, first_read = len(self.routers), self.sources[layer][0]
+        return Place(layer, layers, self.rows, self.group, first_read)
 
     def handed_to(self, layer: int) -> int:
-        if layer == 0:
-            return len(self.handed)
-        return 0 if layer > self.last else 4 + 2 * (self.group < len(self.routed))
+        """Return how many tensors a layer is handed."""
+        place = self.places[layer]
+        return self.place(place).n_handed if place else len(self.handed)
+
+    def handed_by(self, layer: int) -> int:
+        """Return how many tensors a layer hands on."""
+        place = self.place(self.places[layer])
+        return 0 if place.is_last else place.n_handed
 
     def slots(self, layer: int, handed: tuple[Tensor, ...]) -> Slots:
-        return _Buffered(self, layer, handed)
+        """Return the slots for a layer, from what it is handed."""
+        return _Buffered(self, self.place(self.places[layer]), handed)
 
 
 @final
 class _Buffered(Slots):
-    def __init__(self, routes: Routes, layer: int, handed: tuple[Tensor, ...]) -> None:
-        self.routes, self.layer, self.handed = routes, layer, handed
+    def __init__(self, routes: Routes, place: Place, handed: tuple[Tensor, ...]) -> None:
+        self.routes, self.place, self.handed = routes, place, handed
 
     def append(self, key: Tensor, value: Tensor) -> None:
         self.own = key, value
-        if self.layer == 0:
-            self.handed = self.routes.begin(key, value, self.handed)
-        if self.handed and not self.routes.routed[self.layer]:
-            self.handed = self._run()
+        if self.place.layer == 0:
+            sizes = key.numel() // self.place.rows, self.place.group * self.place.rows
+            weight, value_weight = (*self.handed, None)[:2]
+            self.handed = Begin.apply(*sizes, (key.dtype, value.dtype), weight, value_weight)
+        if self.routes.routers[self.place.layer] is None:
+            self.route()
 
     def route(self) -> Slot:
-        *handed, key, value = self._run()
+        weights = self.routes.weights_for(*self.own)
+        *handed, key, value = Layer.apply(self.place, *self.handed, *weights, *self.own)
         self.handed = tuple(handed)
         return key, value
 
-    def _run(self) -> Any:
-        routes, layer = self.routes, self.layer
-        at = Place(
-            *(layer, routes.first_read[layer], routes.rows, routes.group, routes.handed_to(1)),
-            routes=routes.routed[layer],
-            is_last=layer == routes.last,
-            may_end_early=routes.may_end_early,
-        )
-        return Layer.apply(at, *self.handed, *routes.weights_for(*self.own), *self.own)
-
-
-def _stack(
-    routers: Sequence[Router | None], sources: Sequence[Sequence[int]], rows: int, part: int
-) -> Tensor:
-    """Return W of keys (0) or of values (1)."""
-    like = next(router for router in routers if router is not None)[0]
-    depth, weights = len(routers), []
-    for router, own in zip(routers, sources, strict=True):
-        if router is None:
-            weights.append(like.new_zeros(rows, depth * rows))
-        elif own[-1] - own[0] < len(own):
-            after = depth - 1 - own[-1]
-            weights.append(pad(router[part % len(router)], (own[0] * rows, after * rows)))
-        else:
-            blocks = dict(zip(own, router[part % len(router)].split(rows, dim=1), strict=True))
-            zeros = like.new_zeros(rows, rows)
-            weights.append(torch.cat([blocks.get(j, zeros) for j in range(depth)], dim=1))
-    return torch.cat(weights)
-
 
 @final
-class FewTokens(Shared, Slots):
-    """The slots of a few tokens, which serve all layers, one after the other."""
+class Inference(_Routers, Slots):
+    """The slots of a forward without gradients, which serve all layers, one after the other.
 
-    def __init__(
-        self, routers: Sequence[Router | None], sources: Sequence[Sequence[int]], rows: int
-    ) -> None:
-        self._routers, self._sources, self._rows = routers, sources, rows
+    Keys lie beside values, X [L R, 2 C], so that one router for both is one product. What layers
+    attend to is computed where it is read, in groups of layers unless tokens are few.
+    """
+
+    def __init__(self, *routers_and_sources: Any) -> None:
+        super().__init__(*routers_and_sources)
+        if routers_and_sources[-1].numel() <= _FEW:
+            self.group = len(self.routers)
 
     def handed_to(self, layer: int) -> int:
+        """Return how many tensors a layer is handed: X is here."""
         return 0
 
+    handed_by = handed_to
+
     def slots(self, layer: int, handed: tuple[Tensor, ...]) -> Slots:
-        self._layer = layer
+        """Return the slots for a layer."""
+        self._at = self.places[layer]
         return self
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        if self._layer == 0:
-            self._begin(key)
-        self.own = self._kept[self._layer]
+        if self._at == 0:
+            columns = key.numel() // self.rows
+            self._x = key.new_empty(len(self.routers) * self.rows, 2 * columns)
+            self._slots = _as_slots(self._x, key.shape)
+            whole = (slice(None), slice(None))
+            halves = (slice(None), slice(columns)), (slice(None), slice(columns, None))
+            self._parts = halves if self.parts == 2 else (whole,)
+        if self._at % self.group == 0:
+            self._begin_group(key.shape)
+        self.own = self._slots[self._at]
         self.own[0].copy_(key)
         self.own[1].copy_(value)
 
     def route(self) -> Slot:
-        router, own, rows = self._routers[self._layer], self._sources[self._layer], self._rows
-        assert router is not None, "layers without a router do not route"
-        if router[0].dtype != self._x.dtype:
-            router = tuple(weight.to(self._x.dtype) for weight in router)
-        if own[-1] - own[0] < len(own):
-            read = self._x[own[0] * rows : (own[-1] + 1) * rows]
-        else:
-            read = torch.cat([self._x[j * rows : (j + 1) * rows] for j in own])
-        out = self._products[self._layer]
-        if len(router) == 1:
-            torch.mm(router[0], read, out=out)
-        else:
-            for weight, half in zip(router, self._halves, strict=True):
-                torch.mm(weight, read[:, half], out=out[:, half])
-        return self._routed[self._layer]
+        at, rows, first = self._at % self.group, self.rows, self._at - self._at % self.group
+        router, own = self.routers[self._at], self.sources[self._at]
+        assert router is not None, "a layer without a router does not route"
+        out = self._products[at]
+        # Of the group alone.
+        near = [j for j in own if j >= first]
+        read = self._x[near[0] * rows : (near[-1] + 1) * rows]
+        if not _has_no_gaps(near):
+            read = torch.cat([self._x[j * rows : (j + 1) * rows] for j in near])
+        for weight, part in zip(router, self._parts, strict=True):
+            weight = weight.to(read.dtype)
+            if first:
+                out[part].addmm_(weight[:, (len(own) - len(near)) * rows :], read[part])
+            else:
+                torch.mm(weight, read[part], out=out[part])
+        return self._routed[at]
 
-    def _begin(self, key: Tensor) -> None:
-        columns = key.numel() // self._rows
-        sizes = len(self._routers) * self._rows, 2 * columns
-        self._x, routes = key.new_empty(sizes), key.new_empty(sizes)
-        self._kept, self._routed = (
-            list(zip(*(_views(half, key.shape) for half in m.split(columns, 1)), strict=True))
-            for m in (self._x, routes)
-        )
-        self._products = routes.chunk(len(self._routers))
-        self._halves = slice(columns), slice(columns, None)
+    def _begin_group(self, shape: torch.Size) -> None:
+        """Make the rows of a group's layers, with what they read of the layers below the group."""
+        first, rows = self._at, self.rows
+        layers = slice(first, first + self.group)
+        count = len(self.routers[layers])
+        products = self._x.new_empty(count * rows, self._x.shape[1])
+        for i, part in enumerate(self._parts if first else ()):
+            weight = self.stacked(i, layers)[:, : first * rows].to(products.dtype)
+            torch.mm(weight, self._x[: first * rows][part], out=products[part])
+        self._products, self._routed = products.chunk(count), _as_slots(products, shape)
 
 
-def _views(matrix: Tensor, shape: torch.Size) -> Sequence[Tensor]:
-    """Return the keys (or values) of a matrix [L R, C] as L views [B, R, T, E] like ``shape``."""
+Shared = Routes | Inference
+
+
+def _as_slots(matrix: Tensor, shape: torch.Size) -> list[Slot]:
+    """Return the rows of layers [L R, 2 C] as views, a key and a value [B, R, T, E] of each."""
     batch, heads, tokens, width = shape
-    return matrix.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind()
+    parts = (
+        half.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind()
+        for half in matrix.unflatten(1, (2, -1)).unbind(1)
+    )
+    return list(zip(*parts, strict=True))
+
+
+def _has_no_gaps(layers: Sequence[int]) -> bool:
+    return layers[-1] - layers[0] < len(layers)
 
 
 def _is_ordinary(tensor: Tensor) -> bool:

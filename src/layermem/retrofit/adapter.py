@@ -28,9 +28,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from layermem.models.card import ask_for_licence, read_licence
+from layermem.models.card import ask_for_licence
+from layermem.models.configuration import LINEAGE
 from layermem.models.hub import commit_of
-from layermem.models.lineage import FIELD, ROUTERS
 from layermem.models.memories import unadapted_memories
 from layermem.models.seams import WeightsUnknown
 from layermem.retrofit.attachment import (
@@ -43,7 +43,7 @@ from layermem.retrofit.attachment import (
 )
 from layermem_base.files import write_atomically
 
-WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
+WEIGHTS, SETTINGS, CARD = "routers.safetensors", "routers.json", "README.md"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.
 _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
@@ -141,8 +141,8 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     copies = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     content = save(copies, metadata={"format": "pt"})
     settings = {**_describe(model), "digest": hashlib.sha256(content).hexdigest()}
-    if lineage := getattr(getattr(model, "config", None), FIELD, None):
-        settings[FIELD] = lineage
+    if lineage := getattr(getattr(model, "config", None), LINEAGE, None):
+        settings[LINEAGE] = lineage
     write_atomically(path / WEIGHTS, content)
     write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
     if not keeps_card:
@@ -190,9 +190,9 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(loaded[name])
-    if lineage := saved.get(FIELD):
+    if lineage := saved.get(LINEAGE):
         # What trained the routers is not in the config of a bare base.
-        setattr(model.config, FIELD, lineage)
+        setattr(model.config, LINEAGE, lineage)
 
 
 def _weights(routers: Mapping[int, Any]) -> dict[str, Tensor]:
@@ -219,7 +219,6 @@ def _describe(model: nn.Module) -> dict[str, Any]:
         "base": {
             # With ./ before it, a folder is never looked for on the hub.
             "name": os.path.join(os.curdir, name) if name and Path(name).is_dir() else name,
-            "licence": read_licence(name) if name else None,
             "revision": commit_of(config),
             "fingerprints": _hash_weights(attachment),
             "embeddings": _hash_embeddings(model, attachment),
@@ -426,7 +425,5 @@ def model_card(settings: Mapping[str, Any]) -> str:
         routers=name_memory(settings),
         quoted_name=json.dumps(name if is_hub_name else "the-base-model"),
         options=options,
-        licence=ask_for_licence(
-            "The routers are for the base model above", base.get("licence"), "them"
-        ),
+        licence=ask_for_licence("the base model", "them"),
     )

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from layermem.models.lineage import FIELD as LINEAGE
-from layermem.models.static_router import Grain
+from layermem.models.configuration import LINEAGE
+from layermem.models.lime_router import Grain
 from layermem.retrofit.attached_model import swap_back, swap_classes
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
@@ -38,7 +38,7 @@ from layermem.retrofit.hosts import (
     measure,
 )
 from layermem.retrofit.proof import prove_slices
-from layermem.variants.lime import Lime, LimeConfig, make_router
+from layermem.variants.lime import Lime, LimeConfig
 
 # Classes of tensors of which each process has a part.
 _SHARDED = ("DTensor", "ShardedTensor")
@@ -128,7 +128,7 @@ def _attach(
     )
     try:
         for i, attention in enumerate(attentions[1:], start=1):
-            memory = make_router(config, shape.heads, (*sources[i], i))
+            memory = Lime.router(config, shape.heads, (*sources[i], i))
             memory.keeps_32_bits = True
             attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
         attachment.install()

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from layermem.models.checkpoints import location_arguments, without_loading_report
 from layermem.models.hub import find_commit, set_commit
-from layermem.models.static_router import APART
+from layermem.models.lime_router import APART
+from layermem.models.pretrained import location_arguments, without_loading_report
 from layermem.retrofit.adapter import (
     SETTINGS,
     OtherBase,

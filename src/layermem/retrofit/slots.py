@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layermem.ops.route import Slot, Slots
-from layermem.ops.shared_buffer import Shared
+from layermem.ops.route import Slot
+from layermem.ops.shared_buffer import Shared, Slots
 
 if TYPE_CHECKING:
     from layermem.retrofit.attachment import Attachment

@@ -5,46 +5,28 @@ source layers, the own one last, before rope and with one weight for keys and va
 
     [K~; V~]_l = W_l [slot_0; ...; slot_l]                                      (equation (2))
 
-The paper's ablations are values of ``LimeConfig.router``. Initial weights:
+``LimeRouter`` computes it, and has the table of initial weights. The paper's ablations are values
+of ``LimeConfig.router``. The rest is not in the paper: with ``router_shares_kv=False`` keys and
+values have a W each, and with ``router_grain="layer"`` W has a number for each source layer.
 
-    router_init       own layer       first layer     other earlier layers
-    "paper"           identity        U(-b, b)        U(-b, b), b = sqrt(3 / (S R))
-    "identity"        identity        0               0
-    "value_residual"  identity / 2    identity / 2    0               of values; of keys, "identity"
-
-``router="average"`` has the constant weight identity / S for every source and learns nothing. The
-rest is not in the paper: with ``router_shares_kv=False`` keys and values have a W each, and with
-``router_grain="layer"`` W has a number for each source layer, in place of each pair of heads.
-
-Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
+Letters: R key-value heads, S source layers, E head width.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-import torch
 from huggingface_hub.dataclasses import strict
-from torch import Tensor, nn
+from torch import nn
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
+from layermem.models.lime_router import Grain, LimeRouter, check_sources
 from layermem.models.registry import declare
 from layermem.models.routers import RouterMethods, router_metrics
-from layermem.models.seams import (
-    Memory,
-    OwnLayerMemory,
-    ParameterOverride,
-    Part,
-    Variant,
-    forked_generator,
-    weights_of_part,
-)
+from layermem.models.seams import Memory, OwnLayerMemory, ParameterOverride, Variant
 from layermem.models.sharded_routers import ROUTED_HEADS
-from layermem.models.static_router import Grain, StaticRouter, check_sources
-from layermem.ops.route import Slot, route
 from layermem_base.number_ranges import at_least, number
 
 RECIPE: Mapping[str, Any] = MappingProxyType(
@@ -64,22 +46,19 @@ class LimeConfig(DecoderConfig):
     local_heads_tp_plan = ROUTED_HEADS
 
     router: Literal["full", "average", "last", "first"] = "full"
-    """Source layers: "full" all; "average" all, with constant weights; "last" the last
-    ``router_window``, own included; "first" the first ``router_window``, the preceding, the own."""
+    """Source layers: "full" all; "average" all, with constant weights; "last" the last few, own
+    included; "first" the first few, the preceding and the own."""
     router_window: int | None = number(None, at_least(1))
-    """Number of layers for router="last" and router="first"; None for the others."""
+    """How many these are."""
     router_init: Literal["paper", "identity", "value_residual"] = "paper"
-    """Initial weights: "paper" random on earlier layers; "identity" zero on them, so that a new
-    model computes what the plain decoder does, as needed to add memory to a pretrained model;
-    "value_residual" values half of the own and half of the first layer, keys of the own."""
+    """Initial weights: "paper" random on earlier layers; "identity" zero, as the plain decoder;
+    "value_residual" values half of the own and half of the first layer."""
     router_sources: list[list[int]] | None = number(None, at_least(0))
-    """The earlier layers that each layer reads, ascending, as ``prune_routers`` sets them; None:
-    those that ``router`` selects."""
+    """The earlier layers that each layer reads, set by ``prune_routers``; None: by ``router``."""
     router_shares_kv: bool = True
-    """Whether one router is for keys and values; False: each has its own."""
+    """Whether keys and values have one router, or each its own."""
     router_grain: Grain = "pair"
-    """For what a router has a number, at each source layer: "pair" each pair of a head and a source
-    head; "layer" all heads, each of which reads the head of its own number."""
+    """For what a router has a number: each "pair" of heads, or each source "layer" as a whole."""
 
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless the fields of the routers fit each other."""
@@ -102,49 +81,6 @@ class LimeConfig(DecoderConfig):
 ConfigT = TypeVar("ConfigT", bound=LimeConfig)
 
 
-@final
-class LimeRouter(StaticRouter):
-    """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
-
-    With ``shares_kv=False`` that is of keys, and ``value_weight`` of values. It can be used without
-    the rest of the library, in any loop that keeps its slots.
-    """
-
-    def forward(self, query: Tensor, slots: Sequence[Slot], part: Part | None = None) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each; of a ``part``, its halves."""
-        weights = tuple(getattr(self, name) for name in self.weight_names.values())
-        return route(slots, *weights_of_part(weights, part))
-
-    def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
-        # Parametrized and sharded routers are of subclasses, whose weights are not those computed.
-        is_plain = type(self) is LimeRouter
-        return (self.sources, tuple(self.named_weights().values())) if is_plain else None
-
-    def initial(self, reads: str) -> Tensor:
-        # On the CPU in float32, so that a seed gives the same routers on every device.
-        own, n_sources = torch.eye(self.rows, device="cpu", dtype=torch.float32), len(self.sources)
-        if self.init == "average":
-            return (own.double() / n_sources).repeat(1, n_sources)
-        weight = own.new_zeros(self.rows, n_sources * self.columns)
-        if self.init == "paper":
-            bound = math.sqrt(3 / weight.shape[1])
-            salt = "router of values" if reads == "values" else "router"
-            weight.uniform_(-bound, bound, generator=forked_generator(f"{salt} {self.layer}"))
-        is_halved = self.init == "value_residual" and reads == "values"
-        if is_halved and self.sources[0] == 0 and n_sources > 1:
-            own = own / 2
-            weight[:, : self.columns] = own
-        weight[:, -self.columns :] = own
-        return weight
-
-
-def make_router(config: LimeConfig, heads: int, sources: Sequence[int]) -> LimeRouter:
-    """Return the router of a layer, the last of ``sources``, of as many heads."""
-    init = "average" if config.router == "average" else config.router_init
-    shares_kv, grain = config.router_shares_kv, config.router_grain
-    return LimeRouter(heads, sources, init=init, grain=grain, shares_kv=shares_kv)
-
-
 class Lime(Variant[ConfigT]):
     """Differences from the plain decoder:
 
@@ -153,7 +89,7 @@ class Lime(Variant[ConfigT]):
     """
 
     source = "2502.09245"
-    overrides = (ParameterOverride(module=StaticRouter, lr=1e-2, weight_decay=0.0),)
+    overrides = (ParameterOverride(module=LimeRouter, lr=1e-2, weight_decay=0.0),)
     plain_fields: ClassVar[Mapping[str, Any] | None] = {"router_init": "identity"}
 
     @classmethod
@@ -172,14 +108,18 @@ class Lime(Variant[ConfigT]):
         if layer_idx == 0:
             return OwnLayerMemory()
         sources = (*cls.sources(config, layer_idx), layer_idx)
-        return make_router(config, config.num_key_value_heads, sources)
+        return cls.router(config, config.num_key_value_heads, sources)
+
+    @classmethod
+    def router(cls, config: ConfigT, heads: int, sources: Sequence[int]) -> LimeRouter:
+        """Return the router of a layer, the last of ``sources``, of as many heads."""
+        init = "average" if config.router == "average" else config.router_init
+        shares_kv, grain = config.router_shares_kv, config.router_grain
+        return LimeRouter(heads, sources, init=init, grain=grain, shares_kv=shares_kv)
 
     @classmethod
     def extra_parameters(cls, config: ConfigT) -> int:
-        """Return the sum of R x SR, or of S with a number a layer, over all layers but the first.
-
-        Of keys and values apart, twice as many.
-        """
+        """Return R x SR, or S by a number a layer, of all routers; twice that of two for each."""
         if config.router == "average":
             return 0
         of_source = config.num_key_value_heads**2 if config.router_grain == "pair" else 1
@@ -187,18 +127,14 @@ class Lime(Variant[ConfigT]):
 
     @classmethod
     def extra_flops(cls, config: ConfigT) -> int:
-        """Return 4 E for each pair of heads at each source, or, by a number a layer, for each head.
-
-        Not counted: zeros that a buffer multiplies for slots that a router does not read.
-        """
+        """Return 4 E for each pair of heads at each source, or, by a number a layer, each head."""
         heads = config.num_key_value_heads
         products = heads if config.router_grain == "layer" else heads**2
         return 4 * config.head_dim * products * cls.count_sources(config)
 
     @classmethod
     def extra_saved(cls, config: ConfigT) -> int | None:
-        """Return what slots take where every layer reads all: a key and a value of each layer,
-        without the first layer's value, which attention keeps."""
+        """Return a key and a value of each layer but the first value, which attention keeps."""
         if (config.router, config.router_sources) != ("full", None):
             return None
         layers = config.num_hidden_layers

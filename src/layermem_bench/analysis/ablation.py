@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
+from layermem.models.lime_router import LimeRouter
 from layermem.models.memories import unadapted_memories
-from layermem.models.static_router import StaticRouter
 
 _FIRST, _OTHERS = "first layer", "other earlier layers"
 
@@ -56,8 +56,8 @@ def without(model: Any, group: str) -> Iterator[None]:
                 columns.copy_(weights)
 
 
-def _routers(model: Any) -> list[StaticRouter]:
-    routers = [each for each in unadapted_memories(model) if isinstance(each, StaticRouter)]
+def _routers(model: Any) -> list[LimeRouter]:
+    routers = [each for each in unadapted_memories(model) if isinstance(each, LimeRouter)]
     for router in routers:
         if is_parametrized(router):
             raise ValueError(
@@ -67,7 +67,7 @@ def _routers(model: Any) -> list[StaticRouter]:
     return routers
 
 
-def _by_place(router: StaticRouter, weight: Tensor) -> dict[str, Tensor]:
+def _by_place(router: LimeRouter, weight: Tensor) -> dict[str, Tensor]:
     """Return views of the columns of a weight for earlier layers, by where they read from."""
     by_source = weight.detach().unflatten(1, (len(router.sources), router.columns))
     earlier = len(router.sources) - (router.sources[-1] == router.layer)

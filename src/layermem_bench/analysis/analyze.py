@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from layermem.models.memories import active_memories
 from layermem.models.seams import Part, WeightsUnknown
-from layermem_base.files import create_folder, write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.analysis.capture import CapturedBatch, capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import (
     Checkpoint,
@@ -122,7 +122,7 @@ def analyze(
             for checkpoint, model in zip(opened, models, strict=True)
         },
     )
-    create_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "analysis.json", to_json(analysis))
     return analysis
 

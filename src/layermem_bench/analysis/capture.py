@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.decoder import Attention, Decoder
+from layermem.models.attention import Attention
+from layermem.models.decoder import Decoder
 from layermem.models.memories import active_memories
 
 Kind = Literal["hidden", "values", "routed"]

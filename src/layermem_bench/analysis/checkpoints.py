@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from layermem.models.checkpoints import naming_source
 from layermem.models.hub import find_commit
+from layermem.models.pretrained import naming_source
 from layermem.retrofit.loading import (
     check_causal,
     find_base,

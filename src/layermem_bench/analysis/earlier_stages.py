@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layermem.models.lineage import FIELD, damaged, read_lineage_fields, sealed
+from layermem.models.configuration import LINEAGE
+from layermem_bench.analysis.lineage import damaged, read_lineage_fields, sealed
 from layermem_bench.config.run import Data, Records, Run, Task
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 from layermem_bench.data.document_hashes import Sketch
@@ -59,7 +60,7 @@ def stage_of(run: Run, documents: Sketch) -> Stage:
 
 def write_lineage(config: Any, lineage: Lineage) -> None:
     """Write a lineage into the config of a model."""
-    setattr(config, FIELD, sealed(to_dict(lineage)))
+    setattr(config, LINEAGE, sealed(to_dict(lineage)))
 
 
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:

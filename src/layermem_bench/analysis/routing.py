@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from layermem.models.decoder import Decoder
+from layermem.models.lime_router import LimeRouter
 from layermem.models.memories import unadapted_memories
 from layermem.models.seams import OwnLayerMemory, Part
-from layermem.models.static_router import StaticRouter
 from layermem_bench.results.analysis import Circuit, Reading
 
 
@@ -97,7 +97,7 @@ def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
             "with attached memory"
         )
     # Attached memory has a router in each layer after the first, and there alone.
-    attached = isinstance(memories[0], StaticRouter) and memories[0].layer == 1
+    attached = isinstance(memories[0], LimeRouter) and memories[0].layer == 1
     first = 1 if attached else 0
     depth = first + len(memories)
     by_layer = [np.eye(depth)[layer : layer + 1] for layer in range(depth)]

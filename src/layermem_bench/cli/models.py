@@ -47,8 +47,6 @@ class Fetch:
     (Apache-2.0); gemma3-270m: Gemma 3 (Gemma Terms of Use)."""
     target: tyro.conf.Positional[Path]
     """The new folder: config, weights as safetensors in float32, the tokenizer and a card."""
-    force: bool = False
-    """Replace TARGET if it is a saved model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +70,6 @@ class Convert:
     """Further fields of the variant's config, each NAME=VALUE (router=last router_window=4)."""
     tokenizer: str | None = None
     """Folder of the tokenizer, or llama2.c's tokenizer.bin; None: that of the source."""
-    force: bool = False
-    """Replace TARGET if it is a saved model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +151,7 @@ def _fetch(options: Fetch) -> None:
     from layermem_bench.data.fetching import fetch
 
     transformers_logging.disable_progress_bar()
-    folder = fetch(options.name, options.target, force=options.force)
+    folder = fetch(options.name, options.target)
     logger.info("wrote %s; its card: layermem models card %s", folder, options.target)
 
 
@@ -164,17 +160,19 @@ def _convert(options: Convert) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.convert.converting import convert
+    from layermem_bench.analysis.earlier_stages import read_lineage
     from layermem_bench.config.named_options import check_options, parse_options
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)
+    # It goes into the new config with all that the old one says; what is lost is refused.
+    read_lineage(options.source)
     written = convert(
         options.source,
         options.target,
         variant=options.variant,
         fields=parse_options(options.options),
         tokenizer=options.tokenizer,
-        force=options.force,
     )
     logger.info(
         "wrote %s: %s, %s parameters, %s",

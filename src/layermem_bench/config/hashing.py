@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from layermem_base.plugins import plugin_files
+
 PACKAGE_FOLDERS = tuple(
     Path(__file__).parents[2] / name for name in ("layermem", "layermem_base", "layermem_bench")
 )
@@ -29,6 +31,16 @@ def file_digest(path: Path) -> str:
 def sources_digest() -> str:
     """Return a digest of our packages' code, as it is now."""
     return digest_of_code(PACKAGE_FOLDERS)
+
+
+def plugin_digest() -> str:
+    """Return a digest of the modules that plugins are, without what they import; "": none is."""
+    total, files = hashlib.sha256(), plugin_files()
+    for name, file in files:
+        # One that was removed, or lies in a zip, is known by its name.
+        there = file is not None and Path(file).is_file()
+        total.update(name.encode() + (Path(str(file)).read_bytes() if there else b""))
+    return total.hexdigest() if files else ""
 
 
 def digest_of_code(folders: Iterable[Path]) -> str:

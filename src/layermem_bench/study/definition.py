@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layermem_base.number_ranges import above, at_least, check_numbers, number
-from layermem_base.plugins import Named
+from layermem_bench.config.named import Named
 from layermem_bench.config.run import Run
 from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, OfPaper, Picture, RunRecord
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from layermem_base.files import create_folder
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import ERRORS, RunFolder
 from layermem_bench.results.study import LOSS
@@ -48,7 +47,7 @@ def train_missing(
         logger.info("%d of %d runs are to be done", len(missing), len(runs))
     else:
         logger.info("nothing is left to train: all runs are recorded")
-    create_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     by_reason = _train_all(work, missing, launcher)
     if by_reason:
         count = sum(map(len, by_reason.values()))

@@ -16,7 +16,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from layermem_base.files import check_no_file
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.results.files import read_result
@@ -354,7 +353,6 @@ class RecordedRuns:
     def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
         self.out = out
         self._ended: dict[str, RunFolder] = {}
-        check_no_file(out)
         for root in (out, *others):
             if root != out and not root.is_dir():
                 raise FileNotFoundError(f"{root} is no folder; name one that holds runs")

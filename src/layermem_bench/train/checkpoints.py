@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from layermem.models.lineage import FIELD, ORIGIN
+from layermem.models.configuration import LINEAGE
+from layermem_bench.analysis.lineage import ORIGIN
 from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.run_folder import RunFolder, step_of
@@ -42,7 +43,7 @@ _IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 # Fields of a model's config that do not change what the model computes, and the tokenizer's ids;
 # memory that is attached to it is the run's.
 _IGNORED_MODEL_FIELDS = {
-    *(FIELD, "architectures", "dtype", "transformers_version", "use_cache"),
+    *(LINEAGE, "architectures", "dtype", "transformers_version", "use_cache"),
     *("_name_or_path", "bos_token_id", "eos_token_id", "pad_token_id"),
 }
 

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.checkpoints import check_path, naming_source, without_loading_report
 from layermem.models.hub import find_commit, set_commit
+from layermem.models.pretrained import check_path, naming_source, without_loading_report
 from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attached_config import AttachedConfig
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory

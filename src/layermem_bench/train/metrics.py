@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from layermem.models.lime_router import LimeRouter
 from layermem.models.routers import router_metrics
-from layermem.models.static_router import StaticRouter
 from layermem_bench.config.counting import count_forward_flops
 from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
 
 # How the groups of LIMe's routers are named, beside which a pair has others.
-_ROUTER = StaticRouter.__name__
+_ROUTER = LimeRouter.__name__
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -66,7 +66,7 @@ def _products(model: Any) -> Iterator[tuple[Tensor, int]]:
     for module in _of_text(model, config):
         if isinstance(module, (nn.Linear, Conv1D)):
             yield module.weight, module.weight.numel()
-        elif isinstance(module, StaticRouter):
+        elif isinstance(module, LimeRouter):
             # A number for each head is computed as one for each pair, with zeros.
             heads = module.num_heads ** (1 if module.grain == "layer" else 2)
             yield next(module.parameters()), 2 * len(module.sources) * heads * _head_width(config)

@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub import ModelCardData
 from torch import nn
 
-from layermem.models.card import state_licence
+from layermem.models.card import ask_for_licence
 from layermem.retrofit.attachment import name_memory
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
@@ -90,7 +90,7 @@ def model_card(
         f"## Training\n\n{_training(run, rows, about, groups, learnt.data, at_end)}",
         f"## Evaluation\n\n{_evaluation(rows, learnt)}",
         f"## Use\n\n```python\n{learnt.usage}\n```",
-        f"## Licence\n\n{state_licence(_origin(run))}",
+        f"## Licence\n\n{ask_for_licence(_origin(run))}",
         f"## Citation\n\nThe method is that of\n\n{_CITATION}",
     ]
     return "\n\n".join(parts) + "\n"

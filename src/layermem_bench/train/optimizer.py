@@ -16,15 +16,15 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.lime_router import LimeRouter
 from layermem.models.seams import ParameterOverride
-from layermem.models.static_router import StaticRouter
 from layermem_bench.config.run import Optim
 
 # Names of the groups that every model has; a group of overridden parameters has its override's.
 DECAYED, PLAIN = "decayed", "plain"
 NO_DECAY = " (no decay)"
 # All that differs in training a model of transformers with attached memory.
-_ATTACHED = (ParameterOverride(module=StaticRouter, lr=5e-3, weight_decay=0.0),)
+_ATTACHED = (ParameterOverride(module=LimeRouter, lr=5e-3, weight_decay=0.0),)
 
 
 def is_ours(model: nn.Module) -> bool:

@@ -16,8 +16,7 @@ from pathlib import Path
 import yaml
 
 from layermem_base.files import write_atomically
-from layermem_base.plugins import plugin_digest
-from layermem_bench.config.hashing import PACKAGE_FOLDERS, sources_digest
+from layermem_bench.config.hashing import PACKAGE_FOLDERS, plugin_digest, sources_digest
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results.processor import processor_name
 from layermem_bench.results.run_folder import RunFolder, fields_digest

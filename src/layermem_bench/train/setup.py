@@ -10,9 +10,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, TrainingArguments
 
-from layermem.models.checkpoints import check_path
 from layermem.models.configuration import DecoderConfig
-from layermem.models.pretrained import config_from_llama
+from layermem.models.pretrained import check_path, config_from_llama
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.models.tensor_parallel import shares_heads
 from layermem_bench.config.micro_batches import sequences_at_once

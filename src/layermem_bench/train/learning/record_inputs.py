@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from layermem.models.checkpoints import check_path
+from layermem.models.pretrained import check_path
 from layermem_bench.config.run import Run
 from layermem_bench.results.solved import Shares
 from layermem_bench.train.host_models import check_positions, load_host_config, load_record_model

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FIELD = "layermem_lineage"
-"""Name of the field of a model's config."""
-ROUTERS = "routers.json"
-"""File of saved routers, which says what trained them and their base."""
+from layermem.models.configuration import LINEAGE
+
 ORIGIN = "origin.json"
 """File of a run's checkpoint, which no other checkpoint has."""
 # The final model of a run and the file beside it, which other models do not have.
 _FINAL, _METRICS = "final", "metrics.jsonl"
+# File of saved routers, which says what trained them and their base.
+_ROUTERS = "routers.json"
 
 
 def sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,27 +37,27 @@ def read_lineage_fields(location: str | Path, revision: str | None = None) -> di
     left to whoever loads the model.
     """
     saved = _saved_config(location, revision)
-    if saved is None or FIELD not in saved:
+    if saved is None or LINEAGE not in saved:
         if _is_of_a_run(Path(location)):
             raise ValueError(
                 f"{location} was written by a run, but its config.json does not say what it was "
-                f"trained on ({FIELD}): put back the file that the run wrote, or train it again"
+                f"trained on ({LINEAGE}): put back the file that the run wrote, or train it again"
             )
         return None
-    try:
-        fields = dict(saved[FIELD])
-    except (ValueError, TypeError) as error:
-        raise damaged(location, error) from error
-    if fields.pop("digest", None) != _digest(fields) or not fields.get("stages"):
-        raise damaged(location, ValueError("it was changed after a run wrote it"))
+    fields = saved[LINEAGE]
+    if not isinstance(fields, Mapping) or not fields.get("stages"):
+        raise damaged(location, "it says nothing")
+    fields = {name: value for name, value in fields.items() if name != "digest"}
+    if saved[LINEAGE].get("digest") != _digest(fields):
+        raise damaged(location, "it was changed after a run wrote it")
     return fields
 
 
-def damaged(location: str | Path, error: Exception) -> ValueError:
+def damaged(location: str | Path, reason: object) -> ValueError:
     """Return the error of a lineage that cannot be trusted."""
     return ValueError(
-        f"config.json of {location} has a damaged {FIELD}, or one of another version of layermem "
-        f"({error}), so that it is unknown what the model was trained on: put back the file that "
+        f"config.json of {location} has a damaged {LINEAGE}, or one of another version of layermem "
+        f"({reason}), so that it is unknown what the model was trained on: put back the file that "
         "the run wrote"
     )
 
@@ -69,17 +69,12 @@ def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, An
         saved: dict[str, Any] = PreTrainedConfig.get_config_dict(location, revision=revision)[0]
     except (OSError, ValueError):
         return None
-    # A saved model with attached memory has the config of its host inside its own.
-    return {**saved.get("host_config", {}), **saved, **_of_routers(Path(location))}
-
-
-def _of_routers(folder: Path) -> dict[str, Any]:
-    """Return the lineage of saved routers: a config beside them is that of their base."""
-    try:
-        settings = json.loads((folder / ROUTERS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {FIELD: settings[FIELD]} if isinstance(settings, dict) and FIELD in settings else {}
+    # A saved model with attached memory has the config of its host inside its own; a config beside
+    # saved routers is that of their base.
+    saved = {**saved.get("host_config", {}), **saved}
+    routers = Path(location, _ROUTERS)
+    settings = json.loads(routers.read_text(encoding="utf-8")) if routers.is_file() else {}
+    return saved | {LINEAGE: settings[LINEAGE]} if LINEAGE in settings else saved
 
 
 def _is_of_a_run(folder: Path) -> bool:

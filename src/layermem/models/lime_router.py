@@ -1,19 +1,28 @@
-"""The router over depth with constant weights: the memory of LIMe and of what is like it.
+"""``LimeRouter``, the memory of LIMe: a weighted sum of slots, with weights that are learned.
 
-Letters: R key-value heads, S source layers.
+Initial weights, with b = sqrt(3 / (S R)):
+
+    init              own layer       first layer     other earlier layers
+    "paper"           identity        U(-b, b)        U(-b, b)
+    "identity"        identity        0               0
+    "value_residual"  identity / 2    identity / 2    0               of values; of keys, "identity"
+    "average"         identity / S    identity / S    identity / S    and they stay so
+
+Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
 
-from abc import abstractmethod
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Self
+from typing import Literal, Self, final
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.memories import unadapted_memories
-from layermem.models.seams import Memory, Part
+from layermem.models.seams import Memory, Part, forked_generator, weights_of_part
+from layermem.ops.route import Slot, route
 
 Grain = Literal["pair", "layer"]
 """For what a router has a number, at each source: a pair of heads, or all heads."""
@@ -23,12 +32,14 @@ APART = {"keys": "weight", "values": "value_weight"}
 """The same where keys and values have a weight each."""
 
 
-class StaticRouter(Memory):
-    """A memory with one ``weight`` for keys and values, or one for each, source layer major.
+@final
+class LimeRouter(Memory):
+    """The router of one layer, the last of the ``sources`` that it reads, ascending.
 
-    By its ``grain`` a weight is [R, S * R] or [1, S]: at each source it has ``columns``. ``layer``
-    is the index of its own layer, the last of the ``sources`` that it reads, ascending. A weight is
-    a parameter, or, with the ``init`` "average", a buffer, which is fixed.
+    ``weight`` is [R, S * R], source layer major; by the ``grain`` "layer", [1, S]. With
+    ``shares_kv=False`` that is of keys, and ``value_weight`` of values. They are parameters, or,
+    with the ``init`` "average", buffers. It can be used without the rest of the library, in any
+    loop that keeps its slots.
     """
 
     weight: Tensor
@@ -58,12 +69,33 @@ class StaticRouter(Memory):
                 self.register_parameter(name, nn.Parameter(weight))
         self.reset_parameters()
 
-    @abstractmethod
-    def initial(self, reads: str) -> Tensor:
-        """Return the initial weight of what it ``reads``, on the CPU.
+    def forward(self, query: Tensor, slots: Sequence[Slot], part: Part | None = None) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each; of a ``part``, its halves."""
+        weights = tuple(getattr(self, name) for name in self.weight_names.values())
+        return route(slots, *weights_of_part(weights, part))
 
-        Torch's random state is left alone (``forked_generator``).
-        """
+    def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+        # Parametrized and sharded routers are of subclasses, whose weights are not those computed.
+        is_plain = type(self) is LimeRouter
+        return (self.sources, tuple(self.named_weights().values())) if is_plain else None
+
+    def initial(self, reads: str) -> Tensor:
+        """Return the initial weight of what it ``reads``; torch's random state is left alone."""
+        # On the CPU in float32, so that a seed gives the same routers on every device.
+        own, n_sources = torch.eye(self.rows, device="cpu", dtype=torch.float32), len(self.sources)
+        if self.init == "average":
+            return (own.double() / n_sources).repeat(1, n_sources)
+        weight = own.new_zeros(self.rows, n_sources * self.columns)
+        if self.init == "paper":
+            bound = math.sqrt(3 / weight.shape[1])
+            salt = "router of values" if reads == "values" else "router"
+            weight.uniform_(-bound, bound, generator=forked_generator(f"{salt} {self.layer}"))
+        is_halved = self.init == "value_residual" and reads == "values"
+        if is_halved and self.sources[0] == 0 and n_sources > 1:
+            own = own / 2
+            weight[:, : self.columns] = own
+        weight[:, -self.columns :] = own
+        return weight
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -134,6 +166,6 @@ def check_sources(router_sources: Sequence[Sequence[int]], n_layers: int) -> Non
         )
 
 
-def learned_routers(model: nn.Module) -> list[StaticRouter]:
+def learned_routers(model: nn.Module) -> list[LimeRouter]:
     """Return the routers with learned weights that a forward calls now."""
-    return [m for m in unadapted_memories(model) if isinstance(m, StaticRouter) and m.is_learned]
+    return [m for m in unadapted_memories(model) if isinstance(m, LimeRouter) and m.is_learned]
