@@ -1,6 +1,5 @@
 """Prompts: texts and messages of a chat to token ids."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,16 +32,6 @@ class Prompt:
 def prompts_of_texts(texts: Sequence[str], name: str = "prompt") -> list[Prompt]:
     """Return prompts that were given as texts."""
     return [Prompt(index=i, content=text, where=f"{name} {i + 1}") for i, text in enumerate(texts)]
-
-
-def check_messages(messages: Sequence[Any], where: str) -> None:
-    for message in messages:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise ValueError(
-                f"{where} must be a text or messages with role and content, got {message!r:.60}"
-            )
-    if not messages:
-        raise ValueError(f"{where} has no message")
 
 
 class TextStart(NamedTuple):
@@ -137,11 +126,3 @@ def check_prompts(prompts: Sequence[Prompt], config: Any, max_new_tokens: int) -
                 f"{prompt.where} has {len(prompt.ids)} tokens, of which {fit} fit: the model reads "
                 f"{longest}, and --max-new-tokens asks for {max_new_tokens} more; ask for fewer"
             )
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """Return a text that changes when any prompt or its tokens do."""
-    summed = hashlib.sha256()
-    for prompt in prompts:
-        summed.update(json.dumps([prompt.content, prompt.ids]).encode())
-    return summed.hexdigest()
