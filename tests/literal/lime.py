@@ -10,8 +10,6 @@ CASES = {
     "lime-last-2": {"router": "last", "router_window": 2},
     "lime-first-1": {"router": "first", "router_window": 1},
     "lime-separate": {"router_shares_kv": False},
-    "lime-value-residual": {"router_shares_kv": False, "router_init": "value_residual"},
-    "lime-of-layers": {"router_grain": "layer"},
     "lime-of-layers-separate": {"router_shares_kv": False, "router_grain": "layer"},
     "lime-chosen": {"router_sources": [[], [0], [], [0, 2]]},
 }

@@ -12,7 +12,6 @@ CASES = {
     },
     "lime_half-lowest": {"storage": 2, "router_shares_kv": False},
     "lime_half-chosen": {"storage": [0, 1, 3], "router_sources": [[], [0], [], [1]]},
-    "lime_half-window": {"router": "first", "router_window": 1},
 }
 
 

@@ -1,6 +1,5 @@
 """Prompts: texts and messages of a chat to token ids."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,16 +32,6 @@ class Prompt:
 def prompts_of_texts(texts: Sequence[str], name: str = "prompt") -> list[Prompt]:
     """Return prompts that were given as texts."""
     return [Prompt(index=i, content=text, where=f"{name} {i + 1}") for i, text in enumerate(texts)]
-
-
-def check_messages(messages: Sequence[Any], where: str) -> None:
-    for message in messages:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise ValueError(
-                f"{where} must be a text or messages with role and content, got {message!r:.60}"
-            )
-    if not messages:
-        raise ValueError(f"{where} has no message")
 
 
 class TextStart(NamedTuple):
@@ -79,14 +68,12 @@ def encode_prompts(
 def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
     content = prompt.content
     messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
-    options: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False}
+    options = {"add_generation_prompt": True, "tokenize": False}
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        ids = list(tokenizer.apply_chat_template(messages, **options))
+        text = tokenizer.apply_chat_template(messages, **options)
     except Exception as error:
         raise ValueError(f"{prompt.where} does not fit the chat template: {error}") from error
-    _encode_known(tokenizer, text, prompt.where)
-    return ids
+    return _encode_known(tokenizer, text, prompt.where)
 
 
 def _encode_known(tokenizer: Any, text: str, where: str) -> list[int]:
@@ -139,11 +126,3 @@ def check_prompts(prompts: Sequence[Prompt], config: Any, max_new_tokens: int) -
                 f"{prompt.where} has {len(prompt.ids)} tokens, of which {fit} fit: the model reads "
                 f"{longest}, and --max-new-tokens asks for {max_new_tokens} more; ask for fewer"
             )
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """Return a text that changes when any prompt or its tokens do."""
-    summed = hashlib.sha256()
-    for prompt in prompts:
-        summed.update(json.dumps([prompt.content, prompt.ids]).encode())
-    return summed.hexdigest()

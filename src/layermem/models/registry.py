@@ -106,11 +106,7 @@ def declare(
     for field, generic, doc in (
         ("sequence_classification", GenericForSequenceClassification, "One label for a text."),
         ("token_classification", GenericForTokenClassification, "One label for each token."),
-        (
-            "question_answering",
-            GenericForQuestionAnswering,
-            "Start and end of an answer in a text.",
-        ),
+        ("question_answering", GenericForQuestionAnswering, "Start and end of an answer."),
     ):
         ending = generic.__name__.removeprefix("Generic")
         classes[field] = make_class(ending, (generic, root), doc)

@@ -17,9 +17,9 @@ from torch import Tensor
 def sinkhorn(logits: Tensor, rounds: int) -> Tensor:
     """Return exp(logits) [N, n, n]; each round divides columns, then rows, by their sums."""
     # The matrices last, [n, n, N]: sums over n are sums of long rows.
-    logits = logits.permute(1, 2, 0)
+    logits = logits.permute(1, 2, 0).contiguous()
     # Without effect: the first division takes a factor of a column away.
-    kernel = (logits - logits.amax(0, keepdim=True)).exp().contiguous()
+    kernel = (logits - logits.detach().amax(0, keepdim=True)).exp()
     u, v = torch.ones_like(kernel[:, 0]), kernel[0]
     for _ in range(rounds):
         v = (kernel * u[:, None]).sum(0).reciprocal()

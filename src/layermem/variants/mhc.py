@@ -68,8 +68,6 @@ from layermem.models.streams import (
 from layermem.ops.sinkhorn import sinkhorn
 from layermem_base.number_ranges import at_least, number
 
-_STD = 0.02
-
 
 @strict
 class MhcConfig(DecoderConfig):
@@ -109,7 +107,7 @@ class MhcProjection(NormedProjection):
         """Initialise as in the table above, without changing torch's random state."""
         initial = torch.empty(self.weight.shape, device="cpu", dtype=torch.float32)
         generator = forked_generator(f"mhc {self.connection}")
-        initial.normal_(0, _STD, generator=generator)[: 2 * self.streams].zero_()
+        initial.normal_(0, 0.02, generator=generator)[: 2 * self.streams].zero_()
         initialization.copy_(self.weight, initial)
 
 

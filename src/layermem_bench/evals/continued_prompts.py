@@ -8,6 +8,7 @@ A run that goes on keeps the batches that are whole and does the others again in
 so the file is the same as without a stop.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from layermem.generation.decoding import Continuation
 from layermem.generation.generation import TextGenerator
-from layermem.generation.prompts import Prompt, check_messages, digest
+from layermem.generation.prompts import Prompt
 from layermem_base import __version__
 from layermem_base.files import write_atomically
 from layermem_base.generation_settings import GenerationSettings
@@ -41,7 +42,7 @@ def describe(
     commit, base = checkpoint.revision, checkpoint.base
     about = {
         "model": _describe_model(checkpoint.location, dtype, commit if base is None else None),
-        "prompts": {"count": len(prompts), "sha256": digest(prompts)},
+        "prompts": {"count": len(prompts), "sha256": _digest(prompts)},
         "settings": asdict(settings),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "layermem": __version__,
@@ -51,6 +52,14 @@ def describe(
         "transformers": transformers.__version__,
     }
     return about if base is None else {**about, "base": _describe_model(base, dtype, commit)}
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """Return a text that changes when any prompt or its tokens do."""
+    summed = hashlib.sha256()
+    for prompt in prompts:
+        summed.update(json.dumps([prompt.content, prompt.ids]).encode())
+    return summed.hexdigest()
 
 
 def _describe_model(location: Path | str, dtype: str, commit: str | None) -> dict[str, Any]:
@@ -204,13 +213,23 @@ def read_prompts(path: Path, field: str) -> list[Prompt]:
     for i, record in enumerate(json_lines(path)):
         content: Any = record.fields.get(field)
         if isinstance(content, list):
-            check_messages(content, f"{record.where}: the field {field!r}")
+            _check_messages(content, f"{record.where}: the field {field!r}")
         else:
             content = record.document(field)
         prompts.append(Prompt(index=i, content=content, where=record.where))
     if not prompts:
         raise ValueError(f"{path} holds no prompt: it is empty")
     return prompts
+
+
+def _check_messages(messages: Sequence[Any], where: str) -> None:
+    for message in messages:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise ValueError(
+                f"{where} must be a text or messages with role and content, got {message!r:.60}"
+            )
+    if not messages:
+        raise ValueError(f"{where} has no message")
 
 
 def continue_all(
