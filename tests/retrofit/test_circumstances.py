@@ -14,14 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from layermem.retrofit import attach, detach, router_parameters, save_routers, trainable
-from layermem.retrofit.slots import _stacks
+from layermem.retrofit.attachment import attachment_of
+
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 FEW = ("llama", "gpt2", "deberta-shared")
-
-
-def depth():
-    return len(_stacks.stack)
 
 
 def gradients(model, ids):
@@ -33,22 +30,27 @@ def gradients(model, ids):
 # Nested, parallel and broken forwards
 
 
-def test_a_forward_inside_a_forward():
+def test_a_forward_inside_that_of_another_model():
     model, other, ids = make_attached("llama"), make_attached("gpt2"), make_ids()
     inner = []
+    with torch.no_grad():
+        expected = model(ids).logits, other(ids).logits
+        model.model.layers[2].register_forward_hook(lambda *_: inner.append(other(ids).logits))
+        assert torch.equal(model(ids).logits, expected[0])
+    assert torch.equal(inner[0], expected[1])
 
-    def run_both(module, args, output):
+
+def test_a_forward_inside_its_own_models_is_refused():
+    model, ids, inner = make_attached("llama"), make_ids(), []
+
+    def run_again(module, args, output):
         if not inner:
             inner.append(None)
-            inner.extend((model(ids[:1]).logits, other(ids).logits))
+            model(ids)
 
-    with torch.no_grad():
-        expected = model(ids).logits, model(ids[:1]).logits, other(ids).logits
-        model.model.layers[2].register_forward_hook(run_both)
-        got = model(ids).logits
-    for tensor, wanted in zip((got, *inner[1:]), expected, strict=True):
-        assert torch.equal(tensor, wanted)
-    assert depth() == 0
+    model.model.layers[2].register_forward_hook(run_again)
+    with pytest.raises(RuntimeError):
+        model(ids)
 
 
 def wait_for_others(barrier):
@@ -101,7 +103,7 @@ def test_a_forward_after_one_that_broke(error):
             assert torch.equal(model(ids).logits, expected)
     # An interrupt leaves its forward to the next one, which removes it.
     model(ids)
-    assert depth() == 0
+    assert attachment_of(model).running.lanes is None
 
 
 def test_a_layer_by_itself_is_refused():
@@ -116,7 +118,7 @@ def test_a_layer_by_itself_is_refused():
     with pytest.raises(RuntimeError, match="k_proj of layer 0 was called where that of layer 1"):
         model.model.layers = nn.ModuleList([layers[0], layers[0]])
         model(ids)
-    assert depth() == 0
+    assert attachment_of(model).running.lanes is None
 
 
 class ByWeight(nn.Module):
@@ -151,7 +153,7 @@ def test_a_projection_that_is_not_called_is_refused(first):
         layer.self_attn.forward = patched(layer.self_attn)
     with pytest.raises(RuntimeError, match=f"the v_proj of layer {first} was not called"):
         model(ids)
-    assert depth() == 0
+    assert attachment_of(model).running.lanes is None
 
 
 def test_the_layers_that_run_may_be_fewer():
@@ -198,7 +200,7 @@ def test_checkpointing_gives_the_same_gradients(name, reentrant):
         torch.testing.assert_close(got[key], expected[key], rtol=1e-10, atol=1e-12)
     model.gradient_checkpointing_disable()
     torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
-    assert depth() == 0
+    assert attachment_of(model).running.lanes is None
 
 
 # Said of the first layer, which has nothing to train.
@@ -257,7 +259,7 @@ def test_a_traced_model_computes_the_same():
             weight.mul_(0.5)
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **CLOSE)
         assert (model(ids).logits - expected).abs().max() > 1e-3
-    assert depth() == 0
+    assert attachment_of(model).running.lanes is None
 
 
 @pytest.mark.slow

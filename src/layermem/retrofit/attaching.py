@@ -145,11 +145,8 @@ def detach(model: ModelT) -> ModelT:
     """Remove what ``attach`` has added, in place, and return the model."""
     attachment = attachment_of(model)
     attachment.remove()
-    # An adapter's own choice stands, and what was set since.
-    if not any(hasattr(module, "base_layer") for module in model.modules()):
-        for parameter, before, after in attachment.trained:
-            if parameter.requires_grad == after:
-                parameter.requires_grad_(before)
+    for parameter, before in attachment.trained_before.items():
+        parameter.requires_grad_(before)
     swap_back(model)
     delattr(attachment.owner, ATTRIBUTE)
     _forget_compiled()
@@ -170,14 +167,11 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
     if which not in ("routers", "all"):
         raise ValueError(f'which must be "routers" or "all", got {which!r}')
     routers = {id(parameter) for parameter in router_parameters(model)}
-    attachment = attachment_of(model)
-    known = {id(parameter): before for parameter, before, _ in attachment.trained}
-    attachment.trained.clear()
+    before = attachment_of(model).trained_before
     for parameter in model.parameters():
-        before = known.get(id(parameter), parameter.requires_grad)
         learns = which == "all" and _has_gradients(parameter)
+        before.setdefault(parameter, parameter.requires_grad)
         parameter.requires_grad_(learns or id(parameter) in routers)
-        attachment.trained.append((parameter, before, parameter.requires_grad))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
