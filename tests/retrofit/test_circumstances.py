@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from layermem.retrofit import attach, detach, router_parameters, save_routers, trainable
 from layermem.retrofit.attachment import attachment_of
 
-
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 FEW = ("llama", "gpt2", "deberta-shared")
 

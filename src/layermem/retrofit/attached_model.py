@@ -60,25 +60,17 @@ class AttachedModel(_Host):
         if not has_memory(self):
             return super().save_pretrained(save_directory, *args, **kwargs)
         if getattr(self, "_hf_peft_config_loaded", False):
-            return self._save_adapter(save_directory, *args, **kwargs)
+            # Only here: PEFT need not be installed. It saves the adapter alone.
+            from layermem.retrofit.peft_adapters import mark_adapters
+
+            mark_adapters(self)
+            return super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", not args or args[0]):
             _write_card(save_directory, self)
         # A model may have two stacks of one class.
         memory = {**attachment_of(self).describe(), "path": owner_path(self)}
         with saved_as_attached(self.config, memory):
             return super().save_pretrained(save_directory, *args, **kwargs)
-
-    def _save_adapter(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save the adapter that transformers holds for the model, which is all that it saves."""
-        # Only here: PEFT need not be installed.
-        from layermem.retrofit.peft_adapters import mark
-
-        if kwargs.get("push_to_hub"):
-            raise ValueError("an adapter of an attached model is saved first, then uploaded")
-        result = super().save_pretrained(save_directory, *args, **kwargs)
-        (name,) = self.active_adapters()
-        mark(self, Path(save_directory), name)
-        return result
 
 
 @cache

@@ -15,13 +15,7 @@ from transformers import AutoModelForCausalLM
 from layermem.models.checkpoints import location_arguments, without_loading_report
 from layermem.models.hub import find_commit, set_commit
 from layermem.models.static_router import APART
-from layermem.retrofit.adapter import (
-    SETTINGS,
-    OtherBase,
-    copy_routers,
-    load_routers,
-    read_settings,
-)
+from layermem.retrofit.adapter import SETTINGS, load_routers, read_settings
 from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attached_model import check_missing
 from layermem.retrofit.attaching import attach_as_saved
@@ -88,16 +82,7 @@ def load_reporting(
     set_commit(model.config, commit)
     attach_as_saved(model, read_settings(path))
     check_missing(model, missing, location)
-    try:
-        load_routers(model, path)
-    except OtherBase:
-        if model.dtype not in (torch.float16, torch.bfloat16):
-            raise
-        # bfloat16 and float16 of one weight do not tell that they are of one.
-        whole = {k: v for k, v in kwargs.items() if k not in ("quantization_config", "device_map")}
-        stored = auto_class.from_pretrained(location, **{**whole, "dtype": torch.float32})
-        attach_as_saved(stored, read_settings(path))
-        copy_routers(model, path, base=stored)
+    load_routers(model, path)
     return model, missing
 
 
