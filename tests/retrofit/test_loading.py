@@ -148,7 +148,7 @@ def of_a_lost_base(folder, tmp_path):
         (lambda folder, _: {"folder": folder / "whole", "base": "x"}, "leave base='x' out"),
         (
             lambda folder, _: {"folder": folder / "routers", "base": folder / "whole"},
-            "whole has layer memory of its own",
+            "has layer memory already",
         ),
         (
             lambda folder, _: {
@@ -194,7 +194,6 @@ def test_one_of_two_stacks_of_a_class(stack, tmp_path):
     ids = make_ids()
     inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :4]}
     assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
-    assert "auto_class=AutoModelForSeq2SeqLM" in (tmp_path / "README.md").read_text()
     other = {"encoder": model.decoder, "decoder": model.encoder}[stack]
     attach(other, host=Host(layers="block", **names))
     with pytest.raises(ValueError, match="has 2 stacks"):
@@ -206,17 +205,15 @@ def test_one_of_two_stacks_of_a_class(stack, tmp_path):
 @pytest.mark.parametrize(
     ("model_class", "auto"),
     [
-        (transformers.LlamaForCausalLM, "AutoModelForCausalLM"),
-        (transformers.LlamaModel, "AutoModel"),
-        (transformers.LlamaForSequenceClassification, "AutoModelForSequenceClassification"),
+        (transformers.LlamaModel, transformers.AutoModel),
+        (transformers.LlamaForSequenceClassification, AutoModelForSequenceClassification),
     ],
 )
-def test_the_card_loads_a_model_as_what_it_is(model_class, auto, tmp_path):
+def test_a_model_is_loaded_as_what_it_is(model_class, auto, tmp_path):
     attach(model_class(make_host("llama").config)).save_pretrained(tmp_path)
+    assert type(detach(load_attached(tmp_path, auto_class=auto))) is model_class
     card = (tmp_path / "README.md").read_text()
-    assert f'load_attached("this-folder", auto_class={auto})' in card
-    loaded = load_attached(tmp_path, auto_class=getattr(transformers, auto))
-    assert type(detach(loaded)) is model_class
+    assert 'load_attached("this-folder")' in card and model_class.__name__ in card
 
 
 def test_embeddings_of_an_encoder_that_are_missing(tmp_path):

@@ -9,7 +9,8 @@ from host_models import HOSTS, make_host, make_ids, shake_routers
 from torch import nn
 
 from layermem.retrofit import Host, attach, router_parameters
-from layermem.retrofit.attaching import attachment_of
+from layermem.retrofit.attachment import Attachment, attachment_of
+from layermem.retrofit.hosts import find_host, measure
 from layermem.retrofit.proof import prove_slices
 
 FALCON = {
@@ -128,13 +129,10 @@ def test_keys_taken_for_values_are_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", HOSTS)
 def test_known_architectures_are_proved(name, dtype):
-    attachment = attachment_of(attach(make_host(name).to(dtype)))
     model = make_host(name).to(dtype)
-    name = type(attachment.owner).__name__
-    owner = next(m for m in model.modules() if type(m).__name__ == name)
-    host = attachment.host
-    attentions = [layer.get_submodule(host.attention) for layer in owner.get_submodule(host.layers)]
-    assert prove_slices(model, owner, host, attentions, attachment.shape) is None
+    owner, host = find_host(model)
+    attachment = Attachment(owner, host, *measure(model, owner, host), sources=[], settings={})
+    assert prove_slices(model, attachment) is None
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -18,7 +18,7 @@ of the base.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,18 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from layermem.models.card import TAGS, hub_origin, write_card
 from layermem.models.hub import commit_of
-from layermem.models.lineage import FIELD, ROUTERS
+from layermem.models.lineage import FIELD
 from layermem.models.memories import unadapted_memories
+from layermem.retrofit.attached_model import write_memory_card
 from layermem.retrofit.attachment import (
     MEMORY,
     attachment_of,
     check_same_memory,
-    name_memory,
 )
 from layermem_base.files import write_atomically
 
-WEIGHTS, SETTINGS = "routers.safetensors", ROUTERS
+WEIGHTS, SETTINGS = "routers.safetensors", "routers.json"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.
 _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
@@ -62,7 +61,7 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         )
     weights = {name: w.detach().cpu().contiguous() for name, w in _weights(model).items()}
     content = save(weights, metadata={"format": "pt"})
-    config = _config_of(model)
+    config = getattr(attachment_of(model).owner, "config", None)
     name = getattr(config, "_name_or_path", "") or ""
     settings = {
         "format": _FORMAT,
@@ -79,8 +78,11 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         settings[FIELD] = lineage
     write_atomically(path / WEIGHTS, content)
     write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
-    if isinstance(whole := _whole(model), PreTrainedModel):
-        _write_card(path, whole, name, settings)
+    if (whole := _whole(model)) is not None:
+        # A path of one machine names no model of the hub.
+        base = name if name.count("/") == 1 and not Path(name).exists() else "the-base-model"
+        code = f'load_attached("this-folder", base="{base}")'
+        write_memory_card(path, whole, "Routers of layer memory for", code)
 
 
 def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -110,7 +112,7 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             weight.copy_(loaded[name])
     if lineage := saved.get(FIELD):
         # What trained the routers is not in the config of a bare base.
-        setattr(_config_of(model), FIELD, lineage)
+        setattr(attachment_of(model).owner.config, FIELD, lineage)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -120,7 +122,10 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds no routers (no {SETTINGS}); give the folder that save_routers wrote"
         )
-    saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); copy it again") from error
     if saved.get("format") != _FORMAT:
         raise ValueError(
             f"{file} has format {saved.get('format')!r}, and this release of layermem reads "
@@ -158,12 +163,10 @@ def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights that a base is recognised by: without a head, which may be another."""
     owner = attachment_of(model).owner
     yield from _below(owner)
-    whole = _whole(model)
-    if isinstance(whole, PreTrainedModel):
-        embeddings = whole.get_input_embeddings()
-        # Those of an encoder lie outside.
-        if all(embeddings is not module for module in owner.modules()):
-            yield from _below(embeddings, "embeddings.")
+    embeddings = whole.get_input_embeddings() if (whole := _whole(model)) is not None else None
+    # Those of an encoder lie outside.
+    if embeddings is not None and all(embeddings is not module for module in owner.modules()):
+        yield from _below(embeddings, "embeddings.")
 
 
 def _below(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -189,25 +192,6 @@ def _at_hand(weight: Any, name: str) -> Tensor:
     return weight
 
 
-def _whole(model: nn.Module) -> nn.Module:
-    """Return the model of transformers in an adapter of PEFT, or the model itself."""
-    return next((m for m in model.modules() if isinstance(m, PreTrainedModel)), model)
-
-
-def _config_of(model: nn.Module) -> Any:
-    return getattr(_whole(model), "config", None)
-
-
-def _write_card(path: Path, model: PreTrainedModel, base: str, settings: Mapping[str, Any]) -> None:
-    kind = type(model).__name__
-    location = base if hub_origin(base) else "the-base-model"
-    write_card(
-        path,
-        model,
-        title=f"Layer memory for {base if hub_origin(base) else f'a {kind}'}",
-        description=f"Routers of layer memory ({name_memory(settings)}), to be loaded into a "
-        f"`{kind}`; with it",
-        tags=[*TAGS, "layer-memory", "adapter"],
-        code="from layermem.retrofit import load_attached\n\n"
-        f'model = load_attached("this-folder", base="{location}")',
-    )
+def _whole(model: nn.Module) -> PreTrainedModel | None:
+    """Return the model of transformers, which an adapter of PEFT may hold, if there is one."""
+    return next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)

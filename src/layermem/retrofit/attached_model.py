@@ -7,7 +7,7 @@ like any others: in the precision of the checkpoint, on its devices, of its shar
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,8 +31,6 @@ from layermem.retrofit.attachment import (
 _MEMORY = "layer_memory"
 # Keywords by which transformers shards a model while it is loaded.
 _SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
-
-
 # For type checkers: methods are called of the host's class, which comes after this one.
 _Host: Any = object
 
@@ -57,16 +55,12 @@ class AttachedModel(_Host):
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the model as its host's class does; its routers are among its weights."""
-        if not has_memory(self):
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        if getattr(self, "_hf_peft_config_loaded", False):
-            # Only here: PEFT need not be installed. It saves the adapter alone.
-            from layermem.retrofit.peft_adapters import mark_adapters
-
-            mark_adapters(self)
+        # Of adapters of PEFT that it holds, transformers saves no more than these.
+        if not has_memory(self) or getattr(self, "_hf_peft_config_loaded", False):
             return super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", not args or args[0]):
-            _write_card(save_directory, self)
+            code = 'load_attached("this-folder")'
+            write_memory_card(save_directory, self, "Layer memory in", code)
         # A model may have two stacks of one class.
         memory = {**attachment_of(self).describe(), "path": owner_path(self)}
         with saved_as_attached(self.config, memory):
@@ -102,39 +96,17 @@ def swap_back(model: nn.Module) -> None:
             module.__class__ = host_class
 
 
-def _write_card(folder: Any, model: PreTrainedModel) -> None:
-    name, auto = type(model).__name__, _auto_class_of(model)
+def write_memory_card(folder: Any, model: Any, title: str, code: str) -> None:
+    """Write the model card of a folder with routers, and maybe the rest of the model."""
     write_card(
         folder,
         model,
-        title=f"{Path(origin_of(model)).name or name} with layer memory",
-        description=f"A `{name}` with attached layer memory "
-        f"({name_memory(attachment_of(model).describe())})",
+        title=f"{title} {Path(origin_of(model)).name or type(model).__name__}",
+        description=f"A `{type(model).__name__}` with attached layer memory "
+        f"({name_memory(attachment_of(model).settings)})",
         tags=[*TAGS, "layer-memory"],
-        code="from layermem.retrofit import load_attached\n"
-        f"from transformers import {auto}\n\n"
-        f'model = load_attached("this-folder", auto_class={auto})',
+        code=f"from layermem.retrofit import load_attached\n\nmodel = {code}",
     )
-
-
-def _auto_class_of(model: Any) -> str:
-    """Return the name of the Auto class that loads a model as what it is."""
-    names = {
-        auto.__name__
-        for auto in _auto_classes()
-        if type(model.config) in auto._model_mapping
-        and auto.__name__ != "AutoModelForPreTraining"
-        and _get_model_class(model.config, auto._model_mapping) is model.host_class
-    }
-    usual = "AutoModelForCausalLM"
-    return min(names, key=lambda name: (name != usual, name), default=usual)
-
-
-def _auto_classes() -> Iterator[Any]:
-    for auto in vars(modeling_auto).values():
-        is_auto = isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)
-        if is_auto and auto._model_mapping is not None:
-            yield auto
 
 
 class _SavedModels:
@@ -182,19 +154,21 @@ class _SavedModels:
         return attached_class(model_class), host
 
 
-def check_missing(model: nn.Module, names: Any, location: Any) -> None:
+def check_missing(model: nn.Module, names: Iterable[str], location: Any) -> None:
     """Raise if weights of layers or routers are missing: their random values would be another's."""
     path = owner_path(model)
-    prefix = f"{path}." if path else ""
     # Encoders have their embeddings outside of the module that runs the layers.
-    parts = (f".{MEMORY}.", ".embeddings.")
-    lost = sorted(n for n in names if n.startswith(prefix) or any(p in f".{n}" for p in parts))
-    if lost:
+    parts = (f".{path}." if path else ".", f".{MEMORY}.", ".embeddings.")
+    if lost := sorted(name for name in names if any(part in f".{name}" for part in parts)):
         raise ValueError(
             f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "
             "damaged, or of another architecture than its config.json says"
         )
 
 
-for _auto in _auto_classes():
-    _auto.register(AttachedConfig, type("AttachedModels", (_SavedModels,), {"auto_class": _auto}))
+_auto: Any
+for _auto in vars(modeling_auto).values():
+    _is_auto_class = isinstance(_auto, type) and issubclass(_auto, _BaseAutoModelClass)
+    if _is_auto_class and _auto._model_mapping is not None:
+        _models = type("AttachedModels", (_SavedModels,), {"auto_class": _auto})
+        _auto.register(AttachedConfig, _models)

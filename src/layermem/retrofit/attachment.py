@@ -39,7 +39,6 @@ class Attachment:
 
     def __init__(
         self,
-        *,
         owner: nn.Module,
         host: Host,
         attentions: Sequence[nn.Module],
@@ -108,7 +107,7 @@ class Attachment:
                 if before is None or before[0] is not projection:
                     if before is not None:
                         before[1].remove()
-                    handle = projection.register_forward_hook(_Projected(self, i, lane))
+                    handle = projection.register_forward_hook(partial(self._route, i, lane))
                     self._hooked[i, lane] = projection, handle
             if runs_twice(layer):
                 function: Any = getattr(layer, _CHECKPOINT)
@@ -131,6 +130,27 @@ class Attachment:
             count, config = len(self.layers), getattr(self.owner, "config", None)
             self.check_called(lanes, min(count, getattr(config, "num_hidden_layers", count)))
 
+    def _route(
+        self, layer: int, number: int, module: nn.Module, args: Any, output: Tensor
+    ) -> Tensor | None:
+        """Take what a projection returns as a slot, and return what the layer's router reads."""
+        lane = self.lanes_of(layer)[number]
+        is_second = lane.next_layer == layer + 1
+        if self.host.key_projects_positions and number == 0 and is_second:
+            # The tokens' came first.
+            return None
+        if lane.next_layer != layer:
+            raise RuntimeError(
+                f"the {self.host.projections[number]} of layer {layer} was called where that of "
+                f"layer {lane.next_layer} was due: each layer must run once in a forward, in "
+                "order; a layer that is left out or runs twice has no slot to read"
+            )
+        router: Any = self.attentions[layer]._modules.get(MEMORY)
+        if router is not None:
+            router = partial(router, part=self.parts[number])
+        routed = lane.read(self.shape.take(output), router)
+        return None if routed is None else self.shape.put(output, routed)
+
     def lanes_of(self, layer: int) -> list[Lane]:
         """Return the lanes of this thread's forward; raise ``RuntimeError`` if there is none."""
         lanes = self.running.lanes
@@ -152,31 +172,6 @@ class Attachment:
                     "memory was left out: an attention that multiplies by the weight itself, as "
                     "fused ones do, cannot have memory; use the model's own"
                 )
-
-
-class _Projected:
-    """Takes what a projection returns as a slot, and returns what the layer's router reads."""
-
-    def __init__(self, attachment: Attachment, layer: int, lane: int) -> None:
-        self.attachment, self.layer, self.lane = attachment, layer, lane
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Any:
-        attachment, host = self.attachment, self.attachment.host
-        lane = attachment.lanes_of(self.layer)[self.lane]
-        if host.key_projects_positions and self.lane == 0 and lane.next_layer == self.layer + 1:
-            # The tokens' came first.
-            return None
-        if lane.next_layer != self.layer:
-            raise RuntimeError(
-                f"the {host.projections[self.lane]} of layer {self.layer} was called where that of "
-                f"layer {lane.next_layer} was due: each layer must run once in a forward, in "
-                "order; a layer that is left out or runs twice has no slot to read"
-            )
-        router: Any = attachment.attentions[self.layer]._modules.get(MEMORY)
-        if router is not None:
-            router = partial(router, part=attachment.parts[self.lane])
-        routed = lane.read(attachment.shape.take(output), router)
-        return None if routed is None else attachment.shape.put(output, routed)
 
 
 def attachment_of(model: nn.Module) -> Attachment:
@@ -204,14 +199,10 @@ def has_memory(model: nn.Module) -> bool:
 
 
 def name_memory(settings: Mapping[str, Any]) -> str:
-    """Return a few words on how memory is attached, for cards: "last, window 4, by head"."""
-    router, window, shares_kv, grain = (settings.get(k, d) for k, d in DEFAULTS.items())
-    return ", ".join(
-        [router]
-        + [f"window {window}"] * (window is not None)
-        + ["keys and values apart"] * (not shares_kv)
-        + [f"by {grain}"] * (grain != "pair")
-    )
+    """Return a few words on how memory is attached, for cards: "router=last, window=4"."""
+    values = {**DEFAULTS, **settings}
+    others = [f"{k}={values[k]}" for k, default in DEFAULTS.items() if values[k] != default]
+    return ", ".join(others) or "of all layers"
 
 
 def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ an adapter           routers.json: the base lies elsewhere
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from layermem.models.checkpoints import location_arguments, without_loading_report
 from layermem.models.hub import find_commit, set_commit
-from layermem.models.static_router import APART
 from layermem.retrofit.adapter import SETTINGS, load_routers, read_settings
 from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attached_model import check_missing
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import MEMORY, has_memory
-
-# How the names of routers' weights end in a whole checkpoint.
-_ROUTER_WEIGHTS = tuple(f".{MEMORY}.{name}" for name in APART.values())
-# Tokens by which a model is checked to be causal.
-_CHECKED_TOKENS = 8
 
 
 def load_attached(
@@ -66,23 +58,17 @@ def load_reporting(
     with without_loading_report():
         model, info = auto_class.from_pretrained(location, output_loading_info=True, **kwargs)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if location == path:
-        if unexpected:
-            raise ValueError(
-                f"{path} holds {len(unexpected)} weights that its model has no place for, such as "
-                f"{unexpected[0]}; merge adapters before saving, or load it by the class it was "
-                "saved as"
-            )
-        check_missing(model, missing, location)
-        return model, missing
-    if has_memory(model) or stray_routers(unexpected):
+    if location != path:
+        set_commit(model.config, commit)
+        attach_as_saved(model, read_settings(path))
+        load_routers(model, path)
+    elif unexpected:
         raise ValueError(
-            f"the base {location} has layer memory of its own; give the base without layer memory"
+            f"{path} holds {len(unexpected)} weights that its model has no place for, such as "
+            f"{unexpected[0]}; merge adapters before saving, or load it by the class it was "
+            "saved as"
         )
-    set_commit(model.config, commit)
-    attach_as_saved(model, read_settings(path))
     check_missing(model, missing, location)
-    load_routers(model, path)
     return model, missing
 
 
@@ -111,19 +97,14 @@ def find_base(
     if base is not None:
         return Path(base) if isinstance(base, os.PathLike) else base, None
     named = read_settings(path)["base"]
-    name = named.get("name") or ""
-    is_folder, is_path = Path(name).is_dir(), Path(name).is_absolute() or name.startswith(".")
-    if not name or (is_path and not is_folder):
+    name: str = named["name"]
+    is_folder = Path(name).is_dir()
+    if not name or (not is_folder and name.startswith((".", "/"))):
         raise ValueError(
             f"{path / SETTINGS} names no base that is on this machine, but {name!r}; give it: "
             "load_attached(folder, base=...)"
         )
-    return name, None if is_folder else named.get("revision")
-
-
-def stray_routers(unexpected: Iterable[str]) -> list[str]:
-    """Return the routers among weights that a bare model has no place for."""
-    return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHTS))
+    return name, None if is_folder else named["revision"]
 
 
 @torch.no_grad()
@@ -133,12 +114,9 @@ def check_causal(model: Any) -> None:
     ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
     """
     was_training = model.training
-    model.eval()
-    ids = torch.arange(_CHECKED_TOKENS, device=model.device)
-    ids %= model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = ids[0]
-    logits = model(torch.stack([ids, other])).logits[:, :-1].float()
+    ids = torch.arange(8, device=model.device) % model.config.get_text_config().vocab_size
+    other = torch.cat([ids[:-1], ids[:1]])
+    logits = model.eval()(torch.stack([ids, other])).logits[:, :-1].float()
     model.train(was_training)
     tolerance = max(1e-5, torch.finfo(model.dtype).eps)
     if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():

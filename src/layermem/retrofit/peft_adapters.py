@@ -7,7 +7,7 @@ PEFT loads an adapter into any model that has its names: into the bare base too,
 Where layermem is imported, an adapter that holds the routers (``modules_to_save=["memory"]``)
 attaches memory to its base first, and any other is refused on a bare base. PEFT's own registration
 takes no type beyond its enum. So importing this module, as ``layermem.retrofit`` does where PEFT is
-installed, adds to PEFT's table of configs and wraps the two methods that load and save adapters.
+installed, adds to PEFT's table of configs and wraps the method that puts adapters into a model.
 """
 
 import functools
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from peft import PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
@@ -77,16 +76,9 @@ def _attach_first(inject_adapter: Callable[..., Any]) -> Any:
         config = self.peft_config[adapter_name]
         if isinstance(config, _OfAttached):
             _match_memory(model, config)
-        return inject_adapter(self, model, adapter_name, *args, **kwargs)
-
-    return wrapper
-
-
-def _mark_first(save_pretrained: Callable[..., Any]) -> Any:
-    @functools.wraps(save_pretrained)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inject_adapter(self, model, adapter_name, *args, **kwargs)
         mark_adapters(self)
-        return save_pretrained(self, *args, **kwargs)
+        return result
 
     return wrapper
 
@@ -97,5 +89,3 @@ for _type, _class in list(_configs.items()):
     globals()[_own.__name__] = _configs[_PREFIX + _type.value] = _own
 _tuner: Any = BaseTuner
 _tuner.inject_adapter = _attach_first(BaseTuner.inject_adapter)
-_model: Any = PeftModel
-_model.save_pretrained = _mark_first(PeftModel.save_pretrained)

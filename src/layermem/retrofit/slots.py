@@ -102,50 +102,33 @@ class CheckpointedLayer:
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Checkpoint ``function(*args)``, the forward of the layer, and what it hands on."""
-        lanes = self.attachment.lanes_of(self.layer)
-        if self.layer == 0:
+        attachment, layer = self.attachment, self.layer
+        n_args, is_tuple = len(args), True
+        lanes = attachment.lanes_of(layer)
+        if layer == 0:
             for lane in lanes:
                 lane.begin(args[0])
-        handed = [tensor for lane in lanes for tensor in lane.handed]
-        # Without tensors of later layers, which hold the graph that will hold the run.
-        blank = [lane.at(self.layer) for lane in lanes]
-        run = _LayerRun(self.attachment, self.layer, function, len(args), blank)
-        outputs = self.checkpoint(run, *args, *handed)
-        counts = [lane.handed_to(self.layer + 1) for lane in lanes]
-        n_outputs = len(outputs) - sum(counts)
-        on = iter(outputs[n_outputs:])
-        for lane, count in zip(lanes, counts, strict=True):
-            lane.handed, lane.next_layer = tuple(islice(on, count)), self.layer + 1
-        return outputs[:n_outputs] if run.is_tuple else outputs[0]
+        # Without tensors of later layers, which hold the graph that will hold ``run``.
+        blank = [lane.at(layer) for lane in lanes]
 
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            nonlocal is_tuple
+            handed, running = iter(inputs[n_args:]), attachment.running
+            own = [lane.at(layer, tuple(islice(handed, lane.handed_to(layer)))) for lane in blank]
+            before, running.lanes = running.lanes, own
+            try:
+                output = function(*inputs[:n_args])
+            finally:
+                running.lanes = before
+            attachment.check_called(own, layer + 1)
+            is_tuple = isinstance(output, tuple)
+            outputs = output if is_tuple else (output,)
+            return (*outputs, *(tensor for lane in own for tensor in lane.handed))
 
-class _LayerRun:
-    """The function that is checkpointed: flat tensors in, flat tensors out."""
-
-    def __init__(
-        self,
-        attachment: "Attachment",
-        layer: int,
-        function: Callable[..., Any],
-        n_args: int,
-        lanes: Sequence[Lane],
-    ) -> None:
-        self.attachment, self.layer, self.function = attachment, layer, function
-        self.n_args, self.lanes = n_args, lanes
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        handed = iter(inputs[self.n_args :])
-        lanes = [
-            lane.at(self.layer, tuple(islice(handed, lane.handed_to(self.layer))))
-            for lane in self.lanes
-        ]
-        running = self.attachment.running
-        before, running.lanes = running.lanes, lanes
-        try:
-            output = self.function(*inputs[: self.n_args])
-        finally:
-            running.lanes = before
-        self.attachment.check_called(lanes, self.layer + 1)
-        self.is_tuple = isinstance(output, tuple)
-        outputs = output if self.is_tuple else (output,)
-        return (*outputs, *(tensor for lane in lanes for tensor in lane.handed))
+        outputs = self.checkpoint(run, *args, *(tensor for lane in lanes for tensor in lane.handed))
+        n_outputs = len(outputs) - sum(lane.handed_to(layer + 1) for lane in lanes)
+        handed_on = iter(outputs[n_outputs:])
+        for lane in lanes:
+            lane.handed = tuple(islice(handed_on, lane.handed_to(layer + 1)))
+            lane.next_layer = layer + 1
+        return outputs[:n_outputs] if is_tuple else outputs[0]

@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.models.checkpoints import naming_source
 from layermem.models.hub import find_commit
+from layermem.retrofit.attachment import MEMORY
 from layermem.retrofit.loading import (
     check_causal,
     find_base,
     is_attached,
     load_reporting,
-    stray_routers,
 )
 from layermem_bench.analysis.earlier_stages import Lineage, read_lineage
 from layermem_bench.config.run import Data, Run
@@ -144,11 +144,6 @@ def _load_bare(location: Path | str, **options: Any) -> tuple[Any, list[str]]:
         model, loading = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, **options
         )
-    if routers := stray_routers(loading["unexpected_keys"]):
-        raise ValueError(
-            f"{location} has routers of layer memory, such as {routers[0]}, and its config.json is "
-            "of a model without: put the file back that was saved with them, or save it again"
-        )
     if left := sorted(name for name in loading["unexpected_keys"] if _is_left_out(model, name)):
         raise ValueError(
             f"{location} has {len(left)} weights of layers, such as {left[0]}, which the model of "
@@ -158,8 +153,10 @@ def _load_bare(location: Path | str, **options: Any) -> tuple[Any, list[str]]:
 
 
 def _is_left_out(model: Any, name: str) -> bool:
-    """Return whether a weight that a model has no place for is of a layer beyond its last one, or
-    the bias of a projection; others are of a head, or buffers that older releases saved."""
+    """Return whether a weight that a model has no place for is of a layer beyond its last one, of
+    a router, or the bias of a projection; others are of a head, or buffers of older releases."""
+    if f".{MEMORY}." in name:
+        return True
     path, _, leaf = name.rpartition(".")
     modules = dict(model.named_modules())
     if leaf == "bias" and isinstance(getattr(modules.get(path), "weight", None), torch.Tensor):
