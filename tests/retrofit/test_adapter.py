@@ -7,7 +7,6 @@ import pytest
 import torch
 from forked import run_code
 from host_models import make_attached, make_host, make_ids, shake_routers
-from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 from transformers import AutoModelForCausalLM
@@ -108,24 +107,6 @@ def test_a_state_dict_of_other_sources_of_the_same_number_is_refused(native, tmp
     model_of("first", 1).load_state_dict(saved)
     with pytest.raises(RuntimeError, match=r"\[0, 2, 3\].* \[1, 2, 3\]"):
         model_of("last", 3).load_state_dict(saved)
-
-
-def test_the_card_says_what_the_routers_are_for(tmp_path):
-    model = make_attached("llama", window=2)
-    model.config._name_or_path = "someone/base-model"
-    save_routers(model, tmp_path)
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.library_name == "layermem" and card.data.base_model == "someone/base-model"
-    assert 'load_attached("this-folder", base="someone/base-model")' in card.text
-    assert "router=last, window=2" in card.text
-    # A path of one machine is no name of the hub.
-    model.config._name_or_path = "/home/someone/model"
-    save_routers(model, tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert "/home/someone" not in text and "base_model" not in text
-    (tmp_path / "README.md").write_text("written by hand")
-    save_routers(model, tmp_path)
-    assert (tmp_path / "README.md").read_text() == "written by hand"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
     routers.json           how memory is attached; the base model that they belong to; a digest of
                            the weights, so that the two files are of one saving; and, where a run
                            of ours trained them, on what (``lineage``)
-    README.md              a model card
 
 A base model is recognised by its *fingerprints*, hashes of samples of every weight of the module
 that runs the layers and of the embeddings: of the samples rounded to bfloat16, and to float16. A
@@ -30,7 +29,6 @@ from transformers import PreTrainedModel
 from layermem.models.hub import commit_of
 from layermem.models.lineage import FIELD
 from layermem.models.memories import unadapted_memories
-from layermem.retrofit.attached_model import write_memory_card
 from layermem.retrofit.attachment import (
     MEMORY,
     attachment_of,
@@ -48,10 +46,9 @@ _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write the routers of an attached model to a folder, with a model card.
+    """Write the routers of an attached model to a folder.
 
-    The folder can be uploaded as it is (``huggingface_hub.upload_folder``). A card that is there
-    already is replaced unless somebody else wrote it, or has added a licence to it.
+    It can be uploaded as it is (``huggingface_hub.upload_folder``).
     """
     path = Path(folder)
     if (path / "config.json").exists():
@@ -78,11 +75,6 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         settings[FIELD] = lineage
     write_atomically(path / WEIGHTS, content)
     write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
-    if (whole := _whole(model)) is not None:
-        # A path of one machine names no model of the hub.
-        base = name if name.count("/") == 1 and not Path(name).exists() else "the-base-model"
-        code = f'load_attached("this-folder", base="{base}")'
-        write_memory_card(path, whole, "Routers of layer memory for", code)
 
 
 def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -146,9 +138,19 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _fingerprints(model: nn.Module) -> dict[str, str]:
-    """Return hashes of samples of all weights of the base, by what they are rounded to."""
+    """Return hashes of samples of all weights of the base, by what they are rounded to.
+
+    A head is left out, which may be another one.
+    """
+    owner = attachment_of(model).owner
+    weights = dict(_below(owner))
+    whole = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
+    embeddings = whole.get_input_embeddings() if whole is not None else owner
+    # Those of an encoder lie outside.
+    if all(embeddings is not module for module in owner.modules()):
+        weights |= _below(embeddings, "embeddings.")
     digests = {name: hashlib.sha256() for name in _PRECISIONS}
-    for name, weight in _base_weights(model):
+    for name, weight in weights.items():
         # Odd, so that the samples are not of a few columns.
         stride = (weight.numel() // _SAMPLES) | 1
         samples = _at_hand(weight, name).detach().flatten()[::stride].cpu()
@@ -157,16 +159,6 @@ def _fingerprints(model: nn.Module) -> dict[str, str]:
             digests[precision].update(f"{list(weight.shape)}".encode())
             digests[precision].update(rounded.numpy().tobytes())
     return {name: digest.hexdigest() for name, digest in digests.items()}
-
-
-def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights that a base is recognised by: without a head, which may be another."""
-    owner = attachment_of(model).owner
-    yield from _below(owner)
-    embeddings = whole.get_input_embeddings() if (whole := _whole(model)) is not None else None
-    # Those of an encoder lie outside.
-    if embeddings is not None and all(embeddings is not module for module in owner.modules()):
-        yield from _below(embeddings, "embeddings.")
 
 
 def _below(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -190,8 +182,3 @@ def _at_hand(weight: Any, name: str) -> Tensor:
             "adapter): save and load routers with the whole model in memory"
         )
     return weight
-
-
-def _whole(model: nn.Module) -> PreTrainedModel | None:
-    """Return the model of transformers, which an adapter of PEFT may hold, if there is one."""
-    return next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)

@@ -9,7 +9,6 @@ like any others: in the precision of the checkpoint, on its devices, of its shar
 import copy
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
@@ -17,20 +16,16 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
 
-from layermem.models.card import TAGS, origin_of, write_card
 from layermem.retrofit.attached_config import AttachedConfig, saved_as_attached
 from layermem.retrofit.attachment import (
     MEMORY,
     attachment_of,
     has_memory,
-    name_memory,
     owner_path,
 )
 
 # Where the config of a host has its memory while a model is built of it.
 _MEMORY = "layer_memory"
-# Keywords by which transformers shards a model while it is loaded.
-_SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
 # For type checkers: methods are called of the host's class, which comes after this one.
 _Host: Any = object
 
@@ -58,9 +53,6 @@ class AttachedModel(_Host):
         # Of adapters of PEFT that it holds, transformers saves no more than these.
         if not has_memory(self) or getattr(self, "_hf_peft_config_loaded", False):
             return super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", not args or args[0]):
-            code = 'load_attached("this-folder")'
-            write_memory_card(save_directory, self, "Layer memory in", code)
         # A model may have two stacks of one class.
         memory = {**attachment_of(self).describe(), "path": owner_path(self)}
         with saved_as_attached(self.config, memory):
@@ -96,19 +88,6 @@ def swap_back(model: nn.Module) -> None:
             module.__class__ = host_class
 
 
-def write_memory_card(folder: Any, model: Any, title: str, code: str) -> None:
-    """Write the model card of a folder with routers, and maybe the rest of the model."""
-    write_card(
-        folder,
-        model,
-        title=f"{title} {Path(origin_of(model)).name or type(model).__name__}",
-        description=f"A `{type(model).__name__}` with attached layer memory "
-        f"({name_memory(attachment_of(model).settings)})",
-        tags=[*TAGS, "layer-memory"],
-        code=f"from layermem.retrofit import load_attached\n\nmodel = {code}",
-    )
-
-
 class _SavedModels:
     """Stands for attached models in the table of one Auto class."""
 
@@ -120,18 +99,13 @@ class _SavedModels:
         cls, name: Any, *args: Any, config: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
         """Load a saved attached model; who asks for ``output_loading_info`` sees what it lacks."""
-        if sharded := [key for key in _SHARDED if kwargs.get(key) is not None]:
-            raise ValueError(
-                f"{sharded[0]}= cannot be given for a model with layer memory: its routers read "
-                "all heads; load it whole"
-            )
         model_class, host = cls._host_of(config)
         model, info = model_class.from_pretrained(
             name, *args, config=host, output_loading_info=True, **kwargs
         )
         if output_loading_info:
             return model, info
-        check_missing(model, info["missing_keys"], name)
+        refuse_missing(model, info["missing_keys"], name)
         return model
 
     @classmethod
@@ -154,15 +128,20 @@ class _SavedModels:
         return attached_class(model_class), host
 
 
-def check_missing(model: nn.Module, names: Iterable[str], location: Any) -> None:
-    """Raise if weights of layers or routers are missing: their random values would be another's."""
+def refuse_missing(
+    model: nn.Module, names: Iterable[str], location: Any, *, in_layers: bool = True
+) -> None:
+    """Raise if weights of layers or routers are missing: their random values would be another's.
+
+    Without ``in_layers``, raise if any weights are missing.
+    """
     path = owner_path(model)
     # Encoders have their embeddings outside of the module that runs the layers.
-    parts = (f".{path}." if path else ".", f".{MEMORY}.", ".embeddings.")
+    parts = (f".{path}." if path and in_layers else ".", f".{MEMORY}.", ".embeddings.")
     if lost := sorted(name for name in names if any(part in f".{name}" for part in parts)):
         raise ValueError(
             f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "
-            "damaged, or of another architecture than its config.json says"
+            f"damaged, or was not saved as a {type(model).__name__}"
         )
 
 

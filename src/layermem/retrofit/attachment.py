@@ -60,12 +60,8 @@ class Attachment:
 
     @property
     def routers(self) -> dict[int, nn.Module]:
-        """The router of each layer that has one: with PEFT's copies, the one called now."""
-        return {
-            i: active_memories(attention.get_submodule(MEMORY))[0]
-            for i, attention in enumerate(self.attentions)
-            if MEMORY in attention._modules
-        }
+        """The router of each layer but the first: with PEFT's copies, the one called now."""
+        return {i: active_memories(each)[0] for i, each in enumerate(self.attentions) if i > 0}
 
     def describe(self) -> dict[str, Any]:
         """Return how memory is attached, for files: ``attach_as_saved`` does it again."""

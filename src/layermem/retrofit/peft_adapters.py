@@ -11,7 +11,6 @@ installed, adds to PEFT's table of configs and wraps the method that puts adapte
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +52,12 @@ def mark_adapters(model: nn.Module) -> None:
             config.layer_memory = memory
 
 
-def _match_memory(model: nn.Module, config: _OfAttached) -> None:
+def _match_memory(model: nn.Module, config: Any) -> None:
     """Attach the memory of an adapter to its base, or compare it with what is attached."""
     memory = config.layer_memory
-    names = getattr(config, "modules_to_save", None) or ()
-    if memory is None:
-        return
     if has_memory(model):
         check_same_memory(attachment_of(model).describe(), memory)
-    elif any(name.rpartition(".")[2] == MEMORY for name in names):
+    elif any(name.endswith(MEMORY) for name in getattr(config, "modules_to_save", None) or ()):
         attach_as_saved(model, memory)
     else:
         raise ValueError(
@@ -70,17 +66,15 @@ def _match_memory(model: nn.Module, config: _OfAttached) -> None:
         )
 
 
-def _attach_first(inject_adapter: Callable[..., Any]) -> Any:
-    @functools.wraps(inject_adapter)
-    def wrapper(self: Any, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        config = self.peft_config[adapter_name]
-        if isinstance(config, _OfAttached):
-            _match_memory(model, config)
-        result = inject_adapter(self, model, adapter_name, *args, **kwargs)
-        mark_adapters(self)
-        return result
-
-    return wrapper
+@functools.wraps(BaseTuner.inject_adapter)
+def _inject_adapter(
+    self: Any, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
+) -> None:
+    config = self.peft_config[adapter_name]
+    if getattr(config, "layer_memory", None) is not None:
+        _match_memory(model, config)
+    _inject_adapter.__wrapped__(self, model, adapter_name, *args, **kwargs)
+    mark_adapters(self)
 
 
 for _type, _class in list(_configs.items()):
@@ -88,4 +82,4 @@ for _type, _class in list(_configs.items()):
     _own: Any = dataclass(type(_class.__name__, (_OfAttached, _class), {"__module__": __name__}))
     globals()[_own.__name__] = _configs[_PREFIX + _type.value] = _own
 _tuner: Any = BaseTuner
-_tuner.inject_adapter = _attach_first(BaseTuner.inject_adapter)
+_tuner.inject_adapter = _inject_adapter

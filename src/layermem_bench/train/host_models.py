@@ -23,6 +23,7 @@ from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attached_config import AttachedConfig
 from layermem.retrofit.attachment import DEFAULTS, has_memory
 from layermem.retrofit.hosts import find_host, measure
+from layermem_bench.analysis.checkpoints import check_causal
 from layermem_bench.config.run import Host, Run
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def load_host(run: Run) -> Any:
         _refuse_memory_of_hub(model, location)
         if host.memory != "none":
             attach(model, **_asked(host))
-    loading.check_causal(model)
+    check_causal(model)
     _check_loss(model)
     _choose_trained(model, host)
     return model
@@ -103,7 +104,10 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
         _check_same_memory(location, host)
         memory = loading.saved_memory(location)
         options["config"] = AttachedConfig(host=config, layer_memory=memory)
-        model, missing = loading.load_reporting(location, auto_class=whole, **options)
+        model, info = loading.load_attached(
+            location, auto_class=whole, output_loading_info=True, **options
+        )
+        missing = info["missing_keys"]
     else:
         commit = find_commit(location, revision=host.revision)
         options |= {"revision": commit or host.revision or "main", "output_loading_info": True}
