@@ -174,7 +174,7 @@ def test_damaged_and_lost_parts_are_one_line(folder, tmp_path):
     with pytest.raises(SystemExit, match="no base that is on this machine, but .*gone"):
         cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
     (tmp_path / "routers.json").write_text("{")
-    with pytest.raises(SystemExit, match=r"routers\.json is damaged"):
+    with pytest.raises(SystemExit, match="can be read"):
         cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
 
 

@@ -321,7 +321,7 @@ def test_a_mapping_of_ones_own():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"layers": "model.layer"}, "has no 'model.layer'"),
+        ({"layers": "model.layer"}, "has no 'layer'.*layers"),
         ({"attention": "attn"}, "LlamaDecoderLayer has no 'attn'.*self_attn"),
         ({"key": "key_proj"}, "LlamaAttention has no 'key_proj'.*k_proj"),
         ({"head_dim": 7}, "width 16"),

@@ -88,9 +88,8 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             f"the routers in {path} are for {saved['architecture']} {saved['base']['name']} "
             f"(revision {saved['base']['revision']}), whose weights are others than those of this "
             f"{own['architecture']}; load that base, in float32 if routers and base were rounded "
-            "to two kinds of 16 bits. A base whose embeddings were resized is saved with its new "
-            "rows, which are random (save_pretrained), and one in 4 or 8 bits as a whole with its "
-            "routers"
+            "to two kinds of 16 bits. Resized embeddings and weights of 4 or 8 bits are saved with "
+            "the routers, by save_pretrained"
         )
     content = (path / WEIGHTS).read_bytes()
     if hashlib.sha256(content).hexdigest() != saved["digest"]:
@@ -110,18 +109,16 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the content of a folder's routers.json."""
     file = path / SETTINGS
-    if not file.is_file():
-        raise ValueError(
-            f"{path} holds no routers (no {SETTINGS}); give the folder that save_routers wrote"
-        )
     try:
         saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); copy it again") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no routers that can be read ({error}); give the folder that "
+            "save_routers wrote"
+        ) from error
     if saved.get("format") != _FORMAT:
         raise ValueError(
-            f"{file} has format {saved.get('format')!r}, and this release of layermem reads "
-            f"{_FORMAT}; install the release that wrote it"
+            f"{file} has format {saved.get('format')!r}, and this release reads {_FORMAT}"
         )
     return saved
 

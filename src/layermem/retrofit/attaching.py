@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -25,15 +26,12 @@ from layermem.retrofit.attachment import (
     check_same_memory,
     has_memory,
 )
-from layermem.retrofit.hosts import Host, find_given, find_host, find_saved, measure
+from layermem.retrofit.hosts import Host, find_host, find_module, find_saved, measure
 from layermem.retrofit.proof import prove_slices
 from layermem.variants.lime import Lime, LimeConfig, LimeRouter, make_router
 
 # Wrappers, and classes of tensors, of which each process has a part.
-_DISTRIBUTED = {
-    *("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"),
-    *("DTensor", "ShardedTensor"),
-}
+_DISTRIBUTED = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DTensor"}
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -58,7 +56,11 @@ def attach(
     memory: a model that holds an attached part does not. ``host`` says where the parts of an
     architecture lie that is not in ``layermem.retrofit.HOSTS``.
     """
-    owner, found = find_host(model) if host is None else find_given(model, host)
+    if host is None:
+        owner, found = find_host(model)
+    else:
+        path, _, name = host.layers.rpartition(".")
+        owner, found = find_module(model, path), replace(host, layers=name)
     settings = {"router": router, "window": window, "shares_kv": shares_kv, "grain": grain}
     attachment, routers = _prepare(model, owner, found, settings, init)
     if host is not None and (reason := prove_slices(model, attachment)):

@@ -138,8 +138,7 @@ class Attachment:
         if lane.next_layer != layer:
             raise RuntimeError(
                 f"the {self.host.projections[number]} of layer {layer} was called where that of "
-                f"layer {lane.next_layer} was due: each layer must run once in a forward, in "
-                "order; a layer that is left out or runs twice has no slot to read"
+                f"layer {lane.next_layer} was due: each layer must run once in a forward, in order"
             )
         router: Any = self.attentions[layer]._modules.get(MEMORY)
         if router is not None:
@@ -152,10 +151,9 @@ class Attachment:
         lanes = self.running.lanes
         if lanes is None:
             raise RuntimeError(
-                f"layer {layer} of an attached model was called outside of the forward of its "
-                f"{type(self.owner).__name__}, so that the slots of earlier layers are not known: "
-                "call the model; checkpoint activations by model.gradient_checkpointing_enable(), "
-                "not by a wrapper around layers; or detach the model first"
+                f"layer {layer} of an attached model was called outside of its forward: call the "
+                "model; checkpoint activations by model.gradient_checkpointing_enable(), not by a "
+                "wrapper around layers"
             )
         return lanes
 
@@ -165,8 +163,7 @@ class Attachment:
             if lane.next_layer < count:
                 raise RuntimeError(
                     f"the {name} of layer {lane.next_layer} was not called, so that its layer's "
-                    "memory was left out: an attention that multiplies by the weight itself, as "
-                    "fused ones do, cannot have memory; use the model's own"
+                    "memory was left out: use the model's own attention, no fused one"
                 )
 
 
@@ -175,9 +172,8 @@ def attachment_of(model: nn.Module) -> Attachment:
     attachments = [vars(m)[ATTRIBUTE] for m in model.modules() if ATTRIBUTE in vars(m)]
     if len(attachments) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(attachments) or 'no'} stacks of layers with layer "
-            "memory, expected one: attach(model) adds it; of several give the one that is meant, "
-            "as model.encoder"
+            f"{type(model).__name__} has {len(attachments) or 'no'} stacks of layers with memory, "
+            "expected one: attach(model) adds it; of several give one, as model.encoder"
         )
     attachment: Attachment = attachments[0]
     return attachment
@@ -194,13 +190,6 @@ def has_memory(model: nn.Module) -> bool:
     return any(ATTRIBUTE in vars(module) for module in model.modules())
 
 
-def name_memory(settings: Mapping[str, Any]) -> str:
-    """Return a few words on how memory is attached, for cards: "router=last, window=4"."""
-    values = {**DEFAULTS, **settings}
-    others = [f"{k}={values[k]}" for k, default in DEFAULTS.items() if values[k] != default]
-    return ", ".join(others) or "of all layers"
-
-
 def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if memory was saved for other layers, heads or sources."""
     saved = {**DEFAULTS, **saved}
@@ -208,6 +197,5 @@ def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         if saved.get(name) != own[name]:
             raise ValueError(
                 f"saved were {saved.get('architecture')} with {name}={saved.get(name)!r}, this "
-                f"{own['architecture']} has {name}={own[name]!r}; give the model that memory was "
-                "attached to, attached as it was"
+                f"{own['architecture']} has {name}={own[name]!r}; attach memory as it was saved"
             )

@@ -15,7 +15,7 @@ Letters: B batch, T tokens, H query heads, R key-value heads, E head width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -113,15 +113,8 @@ def find_host(model: nn.Module) -> tuple[nn.Module, Host]:
     return next(iter(matches.values()))
 
 
-def find_given(model: nn.Module, host: Host) -> tuple[nn.Module, Host]:
-    """Do the same for the layers that a user's ``Host`` names from the model."""
-    find_module(model, host.layers)
-    path, _, name = host.layers.rpartition(".")
-    return model.get_submodule(path), replace(host, layers=name)
-
-
 def find_saved(model: nn.Module, memory: Mapping[str, Any]) -> tuple[nn.Module, Host]:
-    """Do the same for what ``Attachment.describe`` returned."""
+    """Return the same for what ``Attachment.describe`` returned."""
     name = memory["architecture"]
     owners = {
         path: module
@@ -201,7 +194,7 @@ def measure(
     model: nn.Module, owner: nn.Module, host: Host
 ) -> tuple[list[nn.Module], ProjectionShape]:
     """Return the attention of each layer and the shape of keys and values, the same in all."""
-    layers = owner.get_submodule(host.layers).children()
+    layers = find_module(owner, host.layers).children()
     attentions = [find_module(layer, host.attention) for layer in layers]
     config = getattr(owner, "config", None) or getattr(model, "config", None)
     shapes = {
