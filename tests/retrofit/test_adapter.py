@@ -89,12 +89,6 @@ def test_a_whole_checkpoint_keeps_the_routers(tmp_path):
     assert_alike(model, AutoModelForCausalLM.from_pretrained(tmp_path, **eager))
 
 
-def test_a_state_dict_travels():
-    model, other = make_attached("llama"), attach(make_host("llama", seed=7))
-    other.load_state_dict(model.state_dict())
-    assert_alike(model, other)
-
-
 @pytest.mark.parametrize("native", [False, True])
 def test_a_state_dict_of_other_sources_of_the_same_number_is_refused(native, tmp_path):
     def model_of(router, window):

@@ -5,11 +5,8 @@ import dataclasses
 
 import pytest
 import torch
-import transformers as hf
 from host_models import (
     DECODERS,
-    ENCODERS,
-    GEMMA,
     HOSTS,
     make_attached,
     make_host,
@@ -137,16 +134,13 @@ def _as_pairs(weight, router):
 
 @pytest.mark.parametrize("shares_kv", [True, False])
 @pytest.mark.parametrize("grain", ["pair", "layer"])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_routers_of_every_kind_start_as_the_identity(name, grain, shares_kv):
-    model, ids = make_host(name), make_ids()
+def test_routers_of_every_kind_start_as_the_identity(grain, shares_kv):
+    model, ids = make_host("llama"), make_ids()
     before = model(ids).logits
     attach(model, shares_kv=shares_kv, grain=grain)
     assert torch.equal(model(ids).logits, before)
-    numbers = {"pair": 16 if name == "gpt2" else 4}
-    of_source, sources = numbers.get(grain, 1), 2 + 3 + 4
     count = sum(parameter.numel() for parameter in router_parameters(model))
-    assert count == of_source * sources * (1 if shares_kv else 2)
+    assert count == {"pair": 4, "layer": 1}[grain] * (2 + 3 + 4) * (1 if shares_kv else 2)
 
 
 @pytest.mark.parametrize("grain", ["pair", "layer"])
@@ -248,29 +242,9 @@ def test_generation_with_a_cache_equals_without(name, options):
 @pytest.mark.parametrize("name", DECODERS)
 def test_padding_on_the_left_changes_nothing(name):
     model, ids = make_attached(name), make_ids(2, 7)
-    if name == "gpt2":
-        # Its positions are learned, and counted from the mask in generate alone.
-        expected = model.generate(ids, **GREEDY)
-        padded = nn.functional.pad(ids, (3, 0))
-        got = model.generate(padded, attention_mask=(padded != 0).long(), **GREEDY)
-        assert torch.equal(got[:, 3:], expected)
-        return
     padded = nn.functional.pad(ids, (3, 0))
-    mask = (padded != 0).long()
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with torch.no_grad():
-        got = model(padded, attention_mask=mask, position_ids=positions).logits[:, 3:]
-        torch.testing.assert_close(got, model(ids).logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_padding_on_the_right_of_an_encoder(name):
-    model, ids = make_attached(name), make_ids(2, 7)
-    padded = nn.functional.pad(ids, (0, 3))
-    with torch.no_grad():
-        got = model(padded, attention_mask=(padded != 0).long()).logits[:, :7]
-        expected = model(ids, attention_mask=torch.ones_like(ids)).logits
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    got = model.generate(padded, attention_mask=(padded != 0).long(), **GREEDY)
+    assert torch.equal(got[:, 3:], model.generate(ids, **GREEDY))
 
 
 def test_assisted_generation_equals_greedy():
@@ -282,31 +256,12 @@ def test_assisted_generation_equals_greedy():
     assert torch.equal(model.generate(ids, **GREEDY, assistant_early_exit=2), expected)
 
 
-def test_the_text_model_of_a_model_of_images_is_found():
-    sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
-    config = hf.Gemma3Config(
-        text_config=GEMMA,
-        vision_config={**sizes, "num_hidden_layers": 2, "num_attention_heads": 2},
-        image_token_index=60,
-    )
-    torch.manual_seed(0)
-    model, ids = hf.Gemma3ForConditionalGeneration(config).eval(), make_ids() % 50
-    with torch.no_grad():
-        before = model(input_ids=ids).logits
-        assert torch.equal(attach(model)(input_ids=ids).logits, before)
-        assert isinstance(attachment_of(model).owner, hf.Gemma3TextModel)
-        assert not torch.allclose(shake_routers(model)(input_ids=ids).logits, before)
-
-
 def test_heads_of_an_odd_width():
-    model, ids = make_attached("gpt2", hidden_size=20, num_attention_heads=4), make_ids()
-    assert attachment_of(model).shape.head_dim == 5
-    bert = make_host("bert", hidden_size=20, num_attention_heads=4).double()
-    model = shake_routers(attach(bert))
+    model, ids = make_attached("bert", dtype=torch.float64, hidden_size=20), make_ids()
     attachment, weights = attachment_of(model), dict(enumerate(router_parameters(model), start=1))
-    bare = detach(copy.deepcopy(model))
-    expected = run_literally(bare, attachment, weights, input_ids=ids).logits
-    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-10, atol=1e-10)
+    assert attachment.shape.head_dim == 5
+    expected = run_literally(detach(copy.deepcopy(model)), attachment, weights, input_ids=ids)
+    torch.testing.assert_close(model(ids).logits, expected.logits, rtol=1e-10, atol=1e-10)
 
 
 def test_a_mapping_of_ones_own():
@@ -335,41 +290,6 @@ def test_a_mapping_that_matches_nothing_says_what_is_there(names, message):
         attach(model, host=Host(**{**host, **names}))
     assert _count_hooks(model) == _count_hooks(make_host("llama"))
     attach(model)
-
-
-class NestedProjections(nn.Module):
-    """An attention whose projections to keys and values lie in a module of their own."""
-
-    def __init__(self):
-        super().__init__()
-        self.kv = nn.ModuleDict({"k": nn.Linear(8, 8), "v": nn.Linear(8, 8)})
-
-    def forward(self, x):
-        return self.kv["k"](x) + 2 * self.kv["v"](x)
-
-
-class NestedModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleDict({"att": NestedProjections()}) for _ in range(2))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + layer["att"](x)
-        return x
-
-
-NESTED = {"layers": "layers", "attention": "att", "key": "kv.k", "value": "kv.v", "head_dim": 4}
-
-
-@pytest.mark.filterwarnings("ignore:the Host for NestedModel could not be proved")
-def test_projections_may_lie_deeper_in_an_attention():
-    model, x = NestedModel(), torch.ones(1, 3, 8)
-    with torch.no_grad():
-        before = model(x)
-        assert torch.equal(attach(model, host=Host(**NESTED))(x), before)
-        assert not torch.allclose(shake_routers(model)(x), before)
-        assert torch.equal(detach(model)(x), before)
 
 
 def refused():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers as hf
-from host_models import HOSTS, make_host, make_ids, shake_routers
+from host_models import HOSTS, make_host, make_ids
 from torch import nn
 
 from layermem.retrofit import Host, attach, router_parameters
@@ -53,9 +53,8 @@ def test_the_width_of_a_head_is_the_models_own():
     with torch.no_grad():
         before = model(ids).last_hidden_state
         assert torch.equal(attach(model, host=Host(**T5))(ids).last_hidden_state, before)
-        shape = attachment_of(model).shape
-        assert (shape.heads, shape.head_dim) == (4, 16)
-        assert not torch.allclose(shake_routers(model)(ids).last_hidden_state, before)
+    shape = attachment_of(model).shape
+    assert (shape.heads, shape.head_dim) == (4, 16)
 
 
 @pytest.mark.parametrize(
