@@ -50,8 +50,7 @@ class AttachedModel(_Host):
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the model as its host's class does; its routers are among its weights."""
-        # Of adapters of PEFT that it holds, transformers saves no more than these.
-        if not has_memory(self) or getattr(self, "_hf_peft_config_loaded", False):
+        if not has_memory(self):
             return super().save_pretrained(save_directory, *args, **kwargs)
         # A model may have two stacks of one class.
         memory = {**attachment_of(self).describe(), "path": owner_path(self)}

@@ -8,7 +8,6 @@ may differ in rope base and attention window, and a cache of any kind holds rout
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -117,7 +116,7 @@ def _install(model: nn.Module, attachment: Attachment, routers: Sequence[LimeRou
     attachment.install()
     setattr(attachment.owner, ATTRIBUTE, attachment)
     swap_classes(model, attachment.owner)
-    _tell_others(model)
+    _forget_compiled()
 
 
 def detach(model: ModelT) -> ModelT:
@@ -128,7 +127,7 @@ def detach(model: ModelT) -> ModelT:
         parameter.requires_grad_(before)
     swap_back(model)
     delattr(attachment.owner, ATTRIBUTE)
-    _tell_others(model)
+    _forget_compiled()
     return model
 
 
@@ -154,13 +153,8 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def _tell_others(model: nn.Module) -> None:
-    """Let adapters of PEFT say that memory has come or gone, and torch.compile compile anew."""
-    with suppress(ImportError):
-        from layermem.retrofit.peft_adapters import mark_adapters
-
-        mark_adapters(model)
-    # Code that it has compiled does not look for new hooks.
+def _forget_compiled() -> None:
+    """Let torch.compile compile anew: code that it has compiled does not look for new hooks."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
