@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from layermem.ops.shared_buffer import using_naive
 from layermem.retrofit import attach, detach, router_parameters, save_routers, trainable
 from layermem.retrofit.attachment import attachment_of
 
@@ -169,6 +170,15 @@ def test_checkpointing_gives_the_same_gradients(name, reentrant):
     model.gradient_checkpointing_disable()
     torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
     assert attachment_of(model).running.lanes is None
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+def test_checkpointing_where_slots_go_from_layer_to_layer(reentrant):
+    model, ids = make_attached("llama", dtype=torch.float64, window=2).train(), make_ids()
+    expected = gradients(model, ids)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    with using_naive():
+        torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
 
 
 # Said of the first layer, which has nothing to train.

@@ -76,10 +76,9 @@ class Lane:
         if router is None:
             return None
         # Layers of one model may lie on several devices.
-        parts = [part.to(own[0].device) for part in self.handed]
-        return router(
-            own[0], [(parts[2 * j], parts[2 * j + 1]) for j in (*self.sources[layer], layer)]
-        )
+        device, keys, values = own[0].device, self.handed[::2], self.handed[1::2]
+        sources = (*self.sources[layer], layer)
+        return router(own[0], [(keys[j].to(device), values[j].to(device)) for j in sources])
 
 
 class Running(threading.local):
