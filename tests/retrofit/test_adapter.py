@@ -1,11 +1,9 @@
 """Saved routers: round trips, checkpoints, copies, and the base that they belong to."""
 
 import copy
-import json
 
 import pytest
 import torch
-from forked import run_code
 from host_models import make_attached, make_host, make_ids, shake_routers
 from safetensors.torch import load_file, save_file
 from tiny import TINY
@@ -22,33 +20,12 @@ from layermem.retrofit import (
     save_routers,
 )
 
-ROUND_TRIP = """
-import torch, layermem
-from transformers import AutoModelForCausalLM
-model = layermem.attach(AutoModelForCausalLM.from_pretrained("base", attn_implementation="eager"))
-layermem.load_routers(model, "routers")
-saved = torch.load("expected")
-with torch.no_grad():
-    print(torch.equal(model(saved["ids"]).logits, saved["logits"]))
-"""
-
 
 def assert_alike(model, *others):
     ids = make_ids()
     with torch.no_grad():
         for other in others:
             assert torch.equal(other.eval()(ids).logits, model.eval()(ids).logits)
-
-
-@pytest.mark.slow
-def test_routers_are_loaded_in_another_process(tmp_path):
-    model, ids = make_host("llama"), make_ids()
-    model.save_pretrained(tmp_path / "base")
-    save_routers(shake_routers(attach(model)), tmp_path / "routers")
-    with torch.no_grad():
-        torch.save({"ids": ids, "logits": model(ids).logits}, tmp_path / "expected")
-    status, shown, errors = run_code(ROUND_TRIP, folder=tmp_path)
-    assert (status, shown.strip()) == (0, "True"), errors
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "deberta", "gemma3"])
@@ -193,11 +170,9 @@ def test_damaged_files_are_refused(tmp_path):
         (tmp_path / "routers.safetensors").write_bytes(content)
         with pytest.raises(ValueError, match="digest"):
             load_routers(model, tmp_path)
-    settings = json.loads((tmp_path / "routers.json").read_text())
-    for text in (json.dumps({**settings, "format": 2}), "{"):
-        (tmp_path / "routers.json").write_text(text)
-        with pytest.raises(ValueError, match=r"format|property name"):
-            load_routers(model, tmp_path)
+    (tmp_path / "routers.json").write_text("{")
+    with pytest.raises(ValueError, match="can be read"):
+        load_routers(model, tmp_path)
     assert all(map(torch.equal, expected, router_parameters(model)))
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -52,35 +53,21 @@ def test_a_forward_inside_its_own_models_is_refused():
         model(ids)
 
 
-def wait_for_others(barrier):
-    barrier.wait(120)
-
-
 def test_forwards_in_parallel_threads():
-    model = make_attached("llama")
+    model, meet = make_attached("llama"), threading.Barrier(4, timeout=120)
     batches = [make_ids(2, 9, seed) for seed in range(4)]
-    with torch.no_grad():
-        expected = [model(ids).logits for ids in batches]
-    meet = threading.Barrier(4)
-    # In each thread, at every layer, wait until the other threads are there too.
-    model.model.layers[1].register_forward_hook(lambda *_: wait_for_others(meet))
-    got, errors = [None] * 4, []
 
-    def run(i):
-        try:
-            with torch.no_grad():
-                got[i] = model(batches[i]).logits
-        except Exception as error:
-            errors.append(error)
-            meet.abort()
+    @torch.no_grad()
+    def run(ids):
+        return model(ids).logits
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert all(map(torch.equal, got, expected))
+    def wait_for_others(module, args, output):
+        meet.wait()
+
+    expected = [run(ids) for ids in batches]
+    model.model.layers[1].register_forward_hook(wait_for_others)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(torch.equal, pool.map(run, batches), expected))
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

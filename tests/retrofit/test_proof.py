@@ -97,11 +97,8 @@ def test_layouts_of_falcon(kind, layout, heads):
 
 @pytest.mark.parametrize("kind", ["grouped", "head by head"])
 def test_another_layout_of_the_same_widths_is_refused(kind):
-    model, ids = make_falcon(kind), make_ids()
-    before = model(ids).logits
     with pytest.raises(ValueError, match="layout"):
-        attach(model, host=falcon_host("blocks"))
-    assert torch.equal(model(ids).logits, before)
+        attach(make_falcon(kind), host=falcon_host("blocks"))
 
 
 @pytest.mark.parametrize(
