@@ -162,10 +162,7 @@ def test_routers_without_their_settings_are_refused(folder, tmp_path):
     shake_routers(attach(model)).save_pretrained(tmp_path)
     load_tokenizer("bytes").save_pretrained(tmp_path)
     shutil.copy(folder / "base" / "config.json", tmp_path)
-    with pytest.raises(
-        SystemExit,
-        match=r"has routers of layer memory, .* config\.json is of a model without",
-    ):
+    with pytest.raises(SystemExit, match=r"self_attn\.memory"):
         cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
 
 
@@ -177,7 +174,7 @@ def test_damaged_and_lost_parts_are_one_line(folder, tmp_path):
     with pytest.raises(SystemExit, match="no base that is on this machine, but .*gone"):
         cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
     (tmp_path / "routers.json").write_text("{")
-    with pytest.raises(SystemExit, match=r"routers\.json is damaged"):
+    with pytest.raises(SystemExit, match="can be read"):
         cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
 
 

@@ -128,7 +128,7 @@ def test_lora_and_memory_are_one_adapter(base, inputs, smollm2_folder, tmp_path)
         expected = adapted(**inputs).logits
         del adapted, optimizer, loss
         bare = AutoModelForCausalLM.from_pretrained(smollm2_folder)
-        again = peft.PeftModel.from_pretrained(bare, tmp_path).eval()
+        again = peft.PeftModel.from_pretrained(layermem.attach(bare), tmp_path).eval()
         torch.testing.assert_close(again(**inputs).logits, expected, **CLOSE)
 
 

@@ -5,11 +5,8 @@ import dataclasses
 
 import pytest
 import torch
-import transformers as hf
 from host_models import (
     DECODERS,
-    ENCODERS,
-    GEMMA,
     HOSTS,
     make_attached,
     make_host,
@@ -17,7 +14,6 @@ from host_models import (
     run_literally,
     shake_routers,
 )
-from stories import needs_stories, stories_model
 from tiny import TINY
 from torch import nn
 
@@ -26,13 +22,10 @@ from layermem.retrofit import (
     Host,
     attach,
     detach,
-    load_routers,
     router_parameters,
-    save_routers,
     trainable,
 )
-from layermem.retrofit.attaching import attachment_of
-from layermem.retrofit.attachment import Attachment
+from layermem.retrofit.attachment import attachment_of
 
 FAST = ("llama", "gpt2")
 
@@ -141,16 +134,13 @@ def _as_pairs(weight, router):
 
 @pytest.mark.parametrize("shares_kv", [True, False])
 @pytest.mark.parametrize("grain", ["pair", "layer"])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_routers_of_every_kind_start_as_the_identity(name, grain, shares_kv):
-    model, ids = make_host(name), make_ids()
+def test_routers_of_every_kind_start_as_the_identity(grain, shares_kv):
+    model, ids = make_host("llama"), make_ids()
     before = model(ids).logits
     attach(model, shares_kv=shares_kv, grain=grain)
     assert torch.equal(model(ids).logits, before)
-    numbers = {"pair": 16 if name == "gpt2" else 4}
-    of_source, sources = numbers.get(grain, 1), 2 + 3 + 4
     count = sum(parameter.numel() for parameter in router_parameters(model))
-    assert count == of_source * sources * (1 if shares_kv else 2)
+    assert count == {"pair": 4, "layer": 1}[grain] * (2 + 3 + 4) * (1 if shares_kv else 2)
 
 
 @pytest.mark.parametrize("grain", ["pair", "layer"])
@@ -185,44 +175,27 @@ def test_it_computes_what_the_native_model_does():
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_routing_after_the_norm_of_keys_would_start_alike():
-    """Only routing before the norm is built; at the identity the order does not matter."""
-    model, ids, slots = make_host("qwen3"), make_ids(), []
-
-    def route_normed(module, args, output):
-        slots.append((output.transpose(1, 2),) * 2)
-        identity = torch.cat([torch.zeros(2, 2 * len(slots) - 2), torch.eye(2)], dim=1)
-        return layermem.route(slots, identity)[0].transpose(1, 2)
-
-    with torch.no_grad():
-        before = model(ids).logits
-        for layer in model.model.layers:
-            layer.self_attn.k_norm.register_forward_hook(route_normed)
-        assert torch.equal(model(ids).logits, before)
-        assert len(slots) == 4
-
-
-@pytest.mark.parametrize("name", few_fast(HOSTS))
+@pytest.mark.parametrize("name", ["llama", "gpt2", "deberta"])
 def test_routers_alone_learn(name):
     model, ids = attach(make_host(name)).train(), make_ids()
     frozen = {k: p.clone() for k, p in model.named_parameters() if ".memory." not in k}
     assert trainable(model, "routers") == sum(p.numel() for p in router_parameters(model))
     optimizer = torch.optim.Adam(router_parameters(model), lr=1e-2)
     losses = []
-    for _ in range(50):
+    for _ in range(30):
         optimizer.zero_grad()
         loss = model(ids, labels=ids).loss
         loss.backward()
-        if not losses:
-            assert all(p.grad.abs().max() > 0 for p in router_parameters(model))
+        assert losses or all(p.grad.abs().max() > 0 for p in router_parameters(model))
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.05
+    assert losses[-1] < losses[0] - 0.03
     assert all(torch.equal(p, frozen[k]) for k, p in model.named_parameters() if k in frozen)
     assert trainable(model, "all") == sum(p.numel() for p in model.parameters())
+    detach(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@needs_stories
 def test_routers_keep_32_bits_in_a_model_that_is_cast_later():
     """In 16, a step of 1e-3 on a weight of 1 would be rounded away."""
     model = attach(make_host("llama"))
@@ -237,6 +210,8 @@ def test_routers_keep_32_bits_in_a_model_that_is_cast_later():
         assert torch.equal(weight.float(), before)
     model.to("meta")
     assert all(weight.is_meta for weight in router_parameters(model))
+    model.bfloat16().to_empty(device="cpu")
+    assert {weight.dtype for weight in router_parameters(model)} == {torch.float64}
 
 
 def test_what_trained_before_trains_after_detaching():
@@ -244,48 +219,11 @@ def test_what_trained_before_trains_after_detaching():
     model.lm_head.weight.requires_grad_(False)
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     trainable(model, "routers")
-    trainable(model, "routers")
+    trainable(model, "all")
     detach(model)
-    assert len(set(before.values())) == 2
     assert all(p.requires_grad == before[name] for name, p in model.named_parameters())
-    # What was set since stays, by whatever part of the model it was set.
-    trainable(attach(model).model, "all")
-    model.requires_grad_(False)
-    detach(model)
-    assert not any(p.requires_grad for p in model.parameters())
-
-
-def test_routers_without_weights_keep_32_bits():
-    with torch.device("meta"):
-        model = make_host("llama")
-    attach(model).bfloat16().to_empty(device="cpu")
-    assert {weight.dtype for weight in router_parameters(model)} == {torch.float32}
-
-
-def test_a_published_checkpoint(tmp_path):
-    model, ids = stories_model().eval(), torch.full((4, 1), 1)
-    torch.manual_seed(0)
-    ids = model.generate(ids, max_new_tokens=31, do_sample=True, pad_token_id=0)
-    with torch.no_grad():
-        before = model(ids).logits
-        assert torch.equal(attach(model)(ids).logits, before)
-    trainable(model, "routers")
-    optimizer = torch.optim.Adam(router_parameters(model), lr=5e-3)
-    losses = []
-    for _ in range(50):
-        optimizer.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        assert losses or all(p.grad.abs().max() > 0 for p in router_parameters(model))
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.95 * losses[0]
-    save_routers(model, tmp_path)
-    again = attach(stories_model().eval())
-    load_routers(again, tmp_path)
-    with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-        assert torch.equal(detach(model)(ids).logits, before)
+    with pytest.raises(ValueError, match="lora"):
+        trainable(attach(model), "lora")
 
 
 @pytest.mark.parametrize("name", few_fast(DECODERS))
@@ -304,29 +242,9 @@ def test_generation_with_a_cache_equals_without(name, options):
 @pytest.mark.parametrize("name", DECODERS)
 def test_padding_on_the_left_changes_nothing(name):
     model, ids = make_attached(name), make_ids(2, 7)
-    if name == "gpt2":
-        # Its positions are learned, and counted from the mask in generate alone.
-        expected = model.generate(ids, **GREEDY)
-        padded = nn.functional.pad(ids, (3, 0))
-        got = model.generate(padded, attention_mask=(padded != 0).long(), **GREEDY)
-        assert torch.equal(got[:, 3:], expected)
-        return
     padded = nn.functional.pad(ids, (3, 0))
-    mask = (padded != 0).long()
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with torch.no_grad():
-        got = model(padded, attention_mask=mask, position_ids=positions).logits[:, 3:]
-        torch.testing.assert_close(got, model(ids).logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_padding_on_the_right_of_an_encoder(name):
-    model, ids = make_attached(name), make_ids(2, 7)
-    padded = nn.functional.pad(ids, (0, 3))
-    with torch.no_grad():
-        got = model(padded, attention_mask=(padded != 0).long()).logits[:, :7]
-        expected = model(ids, attention_mask=torch.ones_like(ids)).logits
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    got = model.generate(padded, attention_mask=(padded != 0).long(), **GREEDY)
+    assert torch.equal(got[:, 3:], model.generate(ids, **GREEDY))
 
 
 def test_assisted_generation_equals_greedy():
@@ -338,31 +256,12 @@ def test_assisted_generation_equals_greedy():
     assert torch.equal(model.generate(ids, **GREEDY, assistant_early_exit=2), expected)
 
 
-def test_the_text_model_of_a_model_of_images_is_found():
-    sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
-    config = hf.Gemma3Config(
-        text_config=GEMMA,
-        vision_config={**sizes, "num_hidden_layers": 2, "num_attention_heads": 2},
-        image_token_index=60,
-    )
-    torch.manual_seed(0)
-    model, ids = hf.Gemma3ForConditionalGeneration(config).eval(), make_ids() % 50
-    with torch.no_grad():
-        before = model(input_ids=ids).logits
-        assert torch.equal(attach(model)(input_ids=ids).logits, before)
-        assert isinstance(attachment_of(model).owner, hf.Gemma3TextModel)
-        assert not torch.allclose(shake_routers(model)(input_ids=ids).logits, before)
-
-
 def test_heads_of_an_odd_width():
-    model, ids = make_attached("gpt2", hidden_size=20, num_attention_heads=4), make_ids()
-    assert attachment_of(model).shape.head_dim == 5
-    bert = make_host("bert", hidden_size=20, num_attention_heads=4).double()
-    model = shake_routers(attach(bert))
+    model, ids = make_attached("bert", dtype=torch.float64, hidden_size=20), make_ids()
     attachment, weights = attachment_of(model), dict(enumerate(router_parameters(model), start=1))
-    bare = detach(copy.deepcopy(model))
-    expected = run_literally(bare, attachment, weights, input_ids=ids).logits
-    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-10, atol=1e-10)
+    assert attachment.shape.head_dim == 5
+    expected = run_literally(detach(copy.deepcopy(model)), attachment, weights, input_ids=ids)
+    torch.testing.assert_close(model(ids).logits, expected.logits, rtol=1e-10, atol=1e-10)
 
 
 def test_a_mapping_of_ones_own():
@@ -377,154 +276,62 @@ def test_a_mapping_of_ones_own():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"layers": "model.layer"}, "no 'model.layer'.*near names: model.layers"),
-        ({"layers": "model"}, "is a LlamaModel, expected the ModuleList"),
+        ({"layers": "model.layer"}, "has no 'layer'.*layers"),
         ({"attention": "attn"}, "LlamaDecoderLayer has no 'attn'.*self_attn"),
         ({"key": "key_proj"}, "LlamaAttention has no 'key_proj'.*k_proj"),
-        ({"head_dim": 7}, "width 16 does not hold whole heads of width 7"),
+        ({"head_dim": 7}, "width 16"),
         ({"key": "", "value": "", "fused": "k_proj"}, "beside 4 heads of queries"),
     ],
 )
-def test_a_mapping_that_matches_nothing_says_what_is_near(names, message):
-    names = {
-        "layers": "model.layers",
-        "attention": "self_attn",
-        "key": "k_proj",
-        "value": "v_proj",
-        **names,
-    }
+def test_a_mapping_that_matches_nothing_says_what_is_there(names, message):
+    host = {"layers": "model.layers", "attention": "self_attn", "key": "k_proj", "value": "v_proj"}
     model = make_host("llama")
     with pytest.raises(ValueError, match=message):
-        attach(model, host=Host(**names))
+        attach(model, host=Host(**{**host, **names}))
     assert _count_hooks(model) == _count_hooks(make_host("llama"))
     attach(model)
 
 
-class NestedProjections(nn.Module):
-    """An attention whose projections to keys and values lie in a module of their own."""
-
-    def __init__(self):
-        super().__init__()
-        self.kv = nn.ModuleDict({"k": nn.Linear(8, 8), "v": nn.Linear(8, 8)})
-
-    def forward(self, x):
-        return self.kv["k"](x) + 2 * self.kv["v"](x)
-
-
-class NestedModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleDict({"att": NestedProjections()}) for _ in range(2))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + layer["att"](x)
-        return x
-
-
-NESTED = {"layers": "layers", "attention": "att", "key": "kv.k", "value": "kv.v", "head_dim": 4}
-
-
-@pytest.mark.filterwarnings("ignore:the Host for NestedModel could not be proved")
-def test_projections_may_lie_deeper_in_an_attention():
-    model, x = NestedModel(), torch.ones(1, 3, 8)
-    with torch.no_grad():
-        before = model(x)
-        assert torch.equal(attach(model, host=Host(**NESTED))(x), before)
-        assert not torch.allclose(shake_routers(model)(x), before)
-        assert torch.equal(detach(model)(x), before)
-
-
-@pytest.mark.filterwarnings("ignore:the Host for NestedModel could not be proved")
-def test_an_attaching_that_fails_leaves_the_model_as_it_was(monkeypatch):
-    model, x = NestedModel(), torch.ones(1, 3, 8)
-    with torch.no_grad():
-        before = model(x)
-        with monkeypatch.context() as patch:
-            patch.setattr(Attachment, "rearm", lambda self: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                attach(model, host=Host(**NESTED))
-        assert torch.equal(model(x), before)
-        assert torch.equal(attach(model, host=Host(**NESTED))(x), before)
-
-
-def test_a_mapping_is_of_two_projections_or_one():
-    with pytest.raises(ValueError, match="either key and value or fused, got key='k_proj'"):
-        Host(layers="layers", attention="self_attn", key="k_proj")
-    with pytest.raises(ValueError, match="either key and value or fused"):
-        Host(layers="layers", attention="a", key="k", value="v", fused="qkv")
-    with pytest.raises(ValueError, match="layout must be"):
-        Host(layers="layers", attention="a", fused="qkv", layout="interleaved")
-
-
-def test_an_unknown_architecture_is_named():
-    with pytest.raises(ValueError, match=r"PlainForCausalLM \(model_type 'layermem_plain'\).*Host"):
-        attach(layermem.build("plain", **TINY))
-    with pytest.raises(ValueError, match="no known architecture in Linear"):
-        attach(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("fields", [{"num_hidden_layers": 1}], ids=str)
-def test_one_layer_has_nothing_to_read(fields):
-    with pytest.raises(ValueError, match="at least two layers with attention, LlamaModel has 1"):
-        attach(make_host("llama", **fields))
-
-
-def test_heads_that_differ_between_layers():
-    model = make_host("llama")
-    attention = model.model.layers[2].self_attn
+def refused():
+    one_layer, differing = make_host("llama", num_hidden_layers=1), make_host("llama")
+    attention = differing.model.layers[2].self_attn
     attention.k_proj = nn.Linear(32, 8, bias=False)
     attention.v_proj = nn.Linear(32, 8, bias=False)
-    with pytest.raises(ValueError, match=r"2 heads of width 8 in layers \[0, 1, 3\]; 1 heads of"):
-        attach(model)
-
-
-def test_attaching_twice_and_detaching_what_is_not_attached():
-    model = make_host("llama")
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no layer memory; attach"):
-        detach(model)
-    with pytest.raises(ValueError, match="has no layer memory"):
-        next(router_parameters(model))
-    attach(model)
-    with pytest.raises(ValueError, match="has layer memory already; detach"):
-        attach(model)
-    with pytest.raises(ValueError, match="has layer memory already"):
-        attach(model.model)
-    detach(model)
-    attach(model)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"router": "average"}, 'must be "full", "last" or "first", got \'average\''),
-        ({"router": "last"}, "router_window .* None"),
-        ({"window": 2}, "router_window .* 2 "),
-        ({"init": "value_residual", "shares_kv": False}, 'init must be "identity"'),
-        ({"grain": "row"}, "router_grain"),
-    ],
-    ids=str,
-)
-def test_options_that_do_not_fit(options, message):
-    model = make_host("llama")
-    with pytest.raises(Exception, match=message):
-        attach(model, **options)
-    attach(model)
-    with pytest.raises(ValueError, match='must be "routers" or "all", got \'lora\''):
-        trainable(model, "lora")
-
-
-def test_cross_attention_is_refused():
-    for name in ("gpt2", "bert"):
-        model = make_host(name, add_cross_attention=True, is_decoder=True)
-        with pytest.raises(ValueError, match="has cross-attention"):
-            attach(model)
-
-
-def test_several_stacks_are_named():
+    yield layermem.build("plain", **TINY), {}, "PlainForCausalLM has no stacks"
+    yield nn.Linear(2, 2), {}, "Linear has no stacks"
+    yield one_layer, {}, "two layers or more"
+    yield differing, {}, "2 heads of width 8 and 1 heads of width 8"
+    yield attach(make_host("llama")), {}, r"detach\(model\)"
+    yield attach(make_host("llama")).model, {}, r"detach\(model\)"
+    yield nn.DataParallel(make_host("llama")), {}, "DataParallel"
     pair = nn.ModuleDict({"left": make_host("bert"), "right": make_host("bert")})
-    with pytest.raises(ValueError, match=r"several stacks of layers: left\.bert\.encoder"):
-        attach(pair)
+    yield pair, {}, r"left\.bert\.encoder and right\.bert\.encoder"
+    yield make_host("llama"), {"router": "last"}, "router_window"
+    yield make_host("llama"), {"window": 2}, "router_window"
+    yield make_host("llama"), {"grain": "row"}, "router_grain"
+
+
+def test_what_cannot_have_memory_is_refused():
+    for model, options, message in refused():
+        with pytest.raises(Exception, match=message):
+            attach(model, **options)
+    for call in (detach, lambda model: next(router_parameters(model))):
+        with pytest.raises(ValueError, match=r"attach\(model\)"):
+            call(make_host("llama"))
+
+
+def test_one_of_several_stacks_is_named():
+    pair = nn.ModuleDict({"left": make_host("bert"), "right": make_host("bert")})
     layers = "left.bert.encoder.layer"
     attach(pair, host=dataclasses.replace(layermem.retrofit.HOSTS["BertEncoder"], layers=layers))
     assert attachment_of(pair).owner is pair["left"].bert.encoder
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_self_attention_beside_cross_attention(name):
+    model = make_host(name, add_cross_attention=True, is_decoder=True)
+    inputs = {"input_ids": make_ids(), "encoder_hidden_states": torch.ones(3, 5, 32)}
+    with torch.no_grad():
+        before = model(**inputs).logits
+        assert torch.equal(attach(model)(**inputs).logits, before)
+        assert not torch.allclose(shake_routers(model)(**inputs).logits, before)

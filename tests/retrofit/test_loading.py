@@ -1,22 +1,18 @@
-"""``load_attached``: whole checkpoints and adapters, and what is refused."""
+"""Saved attached models: opened by Auto classes and ``load_attached``, and what is refused."""
 
+import copy
 import json
-import logging
+import pickle
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-import transformers
-from host_models import make_attached, make_host, make_ids, shake_routers
+import transformers as hf
+from host_models import GEMMA, HOSTS, make_attached, make_host, make_ids, shake_routers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from layermem.retrofit import (
     Host,
@@ -25,33 +21,203 @@ from layermem.retrofit import (
     load_attached,
     router_parameters,
     save_routers,
-    trainable,
 )
+from layermem.retrofit.attachment import attachment_of
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+EAGER = {"attn_implementation": "eager"}
+
+
+def logits_of(model, ids=None):
+    with torch.no_grad():
+        return model.eval()(input_ids=make_ids() if ids is None else ids).logits
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    load_tokenizer("bytes").save_pretrained(folder)
+    return folder
+
+
+def drop_weights(folder, part):
+    """Rewrite the weights of a folder without those whose name has a part."""
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if part not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An attached model that knows bytes, and its folder."""
+    model = make_attached("llama", vocab_size=300, pad_token_id=256, window=2)
+    return model, save(model, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    """A base, the routers saved beside it by themselves, and ids with their logits."""
+    """A folder with a base and, by themselves, its routers; and the logits of the two."""
     folder = tmp_path_factory.mktemp("adapter")
     make_host("llama").save_pretrained(folder / "base")
-    model = shake_routers(attach(type(make_host("llama")).from_pretrained(folder / "base")).eval())
+    model = shake_routers(attach(hf.LlamaForCausalLM.from_pretrained(folder / "base")))
     save_routers(model, folder / "routers")
     model.save_pretrained(folder / "whole")
-    ids = make_ids()
-    with torch.no_grad():
-        return folder, ids, model(ids).logits
+    return folder, logits_of(model)
 
 
-def logits_of(model, ids):
+@pytest.mark.parametrize("name", HOSTS)
+def test_an_auto_class_opens_what_was_saved_and_the_hosts_own_refuses(name, tmp_path):
+    model = make_attached(name)
     with torch.no_grad():
-        return model.eval()(ids).logits
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    model.save_pretrained(tmp_path)
+    encoder = name.startswith(("bert", "roberta", "deberta"))
+    auto = hf.AutoModelForMaskedLM if encoder else hf.AutoModelForCausalLM
+    again, info = auto.from_pretrained(tmp_path, **EAGER, output_loading_info=True)
+    assert type(again) is type(model) and type(again.config) is type(model.config)
+    assert not any(info.values())
+    assert torch.equal(logits_of(again), logits_of(model))
+    assert len(list(router_parameters(again))) == 3
+    # The host's own class would leave the routers out, and transformers only report them.
+    for cls in (type(model), type(model.base_model)):
+        with pytest.raises(Exception, match="layer memory is attached: pip install layermem"):
+            cls.from_pretrained(tmp_path)
+        config = hf.AutoConfig.from_pretrained(tmp_path)
+        with pytest.raises(AttributeError):
+            cls.from_pretrained(tmp_path, config=config)
+
+
+def test_a_pipeline_opens_what_was_saved(whole):
+    model, folder = whole
+    tokenizer = load_tokenizer("bytes")
+    ids = tokenizer("w1 w2", return_tensors="pt").input_ids
+    expected = tokenizer.decode(model.generate(ids, **GREEDY)[0])
+    pipe = hf.pipeline("text-generation", model=str(folder))
+    assert pipe("w1 w2", **GREEDY)[0]["generated_text"] == expected
+    assert attachment_of(pipe.model).settings == attachment_of(model).settings
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_any_precision_and_shards(whole, dtype, tmp_path):
+    whole[0].save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    routers = {id(parameter) for parameter in router_parameters(again)}
+    for parameter in again.parameters():
+        assert parameter.dtype == (torch.float32 if id(parameter) in routers else dtype)
+    expected = logits_of(load_attached(tmp_path, dtype=torch.float32))
+    assert (logits_of(again).float() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_weights_are_placed_by_a_device_map(whole, tmp_path):
+    pytest.importorskip("accelerate")
+    model, folder = whole
+    where = dict.fromkeys(
+        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+    )
+    where |= {f"model.layers.{i}": ("cpu", "disk")[i % 2] for i in range(4)}
+    auto = hf.AutoModelForCausalLM
+    placed = auto.from_pretrained(folder, device_map=where, offload_folder=tmp_path)
+    torch.testing.assert_close(logits_of(placed), logits_of(model), rtol=1e-4, atol=1e-4)
+
+
+def test_other_heads_and_the_base_alone(whole, tmp_path):
+    model, folder = whole
+    base = hf.AutoModel.from_pretrained(folder, **EAGER).eval()
+    classifier = hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    config = hf.AutoConfig.from_pretrained(folder)
+    for each in (base, classifier, hf.AutoModelForCausalLM.from_config(config)):
+        assert len(list(router_parameters(each))) == 3
+    with torch.no_grad():
+        expected = model.model(make_ids()).last_hidden_state
+        assert torch.equal(base(make_ids()).last_hidden_state, expected)
+    classifier.save_pretrained(tmp_path)
+    loaded = load_attached(tmp_path, auto_class=hf.AutoModelForSequenceClassification)
+    assert type(detach(loaded)) is hf.LlamaForSequenceClassification
+    assert loaded.config.num_labels == 3
+    with pytest.raises(ValueError, match=r"lm_head\.weight"):
+        load_attached(folder, auto_class=hf.AutoModelForSequenceClassification)
+
+
+def test_saved_again_it_is_the_same_and_detached_it_is_the_host(whole, tmp_path):
+    model, folder = whole
+    again = hf.AutoModelForCausalLM.from_pretrained(folder, **EAGER)
+    again.save_pretrained(tmp_path / "again")
+    config = hf.AutoConfig.from_pretrained(folder)
+    config.save_pretrained(tmp_path / "config")
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert twin.to_json_string() == config.to_json_string()
+    texts = [(tmp_path / name / "config.json").read_text() for name in ("again", "config")]
+    assert texts == [(folder / "config.json").read_text()] * 2
+    detach(again).save_pretrained(tmp_path / "bare")
+    bare = hf.LlamaForCausalLM.from_pretrained(tmp_path / "bare", **EAGER)
+    assert json.loads((tmp_path / "bare" / "config.json").read_text())["model_type"] == "llama"
+    assert torch.equal(logits_of(bare), logits_of(detach(copy.deepcopy(model))))
+
+
+def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
+    vision = {**sizes, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = hf.Gemma3Config(text_config=GEMMA, vision_config=vision, image_token_index=60)
+    model = shake_routers(attach(hf.Gemma3ForConditionalGeneration(config).eval()))
+    model.save_pretrained(tmp_path)
+    again = hf.AutoModelForImageTextToText.from_pretrained(tmp_path)
+    ids = make_ids() % 50
+    assert torch.equal(logits_of(again, ids), logits_of(model, ids))
+    for cls in (hf.Gemma3ForConditionalGeneration, hf.Gemma3ForCausalLM):
+        with pytest.raises(Exception):  # noqa: B017
+            cls.from_pretrained(tmp_path)
+
+
+def test_a_hosts_mapping_is_kept(tmp_path, capsys):
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True}
+    torch.manual_seed(0)
+    config = hf.FalconConfig(**sizes, **heads, bos_token_id=1, eos_token_id=256)
+    save(hf.FalconForCausalLM(config), tmp_path / "base")
+    base = hf.FalconForCausalLM.from_pretrained(tmp_path / "base", **EAGER)
+    names = {"attention": "self_attention", "fused": "query_key_value", "layout": "heads"}
+    model = shake_routers(attach(base, host=Host(layers="transformer.h", **names)))
+    save(model, tmp_path / "whole")
+    save_routers(model, tmp_path / "routers")
+    tokenizer = load_tokenizer("bytes")
+    ids = tokenizer("w1 w2", return_tensors="pt").input_ids
+    generated = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=256)
+    expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    for folder in (tmp_path / "whole", tmp_path / "routers"):
+        assert torch.equal(logits_of(load_attached(folder, **EAGER), ids), logits_of(model, ids))
+        cli.main(["models", "generate", str(folder), "w1 w2", "--max-new-tokens", "6"])
+        assert capsys.readouterr().out == expected + "\n"
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_one_of_two_stacks_of_a_class(stack, tmp_path):
+    sizes = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_heads": 4}
+    config = hf.T5Config(vocab_size=61, **sizes, decoder_start_token_id=0)
+    model = hf.T5ForConditionalGeneration(config).eval()
+    names = {"attention": "layer.0.SelfAttention", "key": "k", "value": "v"}
+    shake_routers(attach(model, host=Host(layers=f"{stack}.block", **names)))
+    model.save_pretrained(tmp_path)
+    loaded = load_attached(tmp_path, auto_class=hf.AutoModelForSeq2SeqLM).eval()
+    inputs = {"input_ids": make_ids(), "decoder_input_ids": make_ids()[:, :4]}
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+    other = {"encoder": model.decoder, "decoder": model.encoder}[stack]
+    attach(other, host=Host(layers="block", **names))
+    for call in (save_routers, lambda model, path: model.save_pretrained(path)):
+        with pytest.raises(ValueError, match="has 2 stacks"):
+            call(model, tmp_path / "both")
+
+
+# An adapter and its base
 
 
 def test_an_adapter_finds_the_base_that_it_names(adapter):
-    folder, ids, logits = adapter
-    assert torch.equal(logits_of(load_attached(folder / "routers"), ids), logits)
+    folder, logits = adapter
+    assert torch.equal(logits_of(load_attached(folder / "routers")), logits)
     moved = load_attached(folder / "routers", base=folder / "base", dtype=torch.float32)
-    assert torch.equal(logits_of(moved, ids), logits)
+    assert torch.equal(logits_of(moved), logits)
 
 
 def test_routers_find_the_commit_of_the_hub_that_they_were_trained_on(hub_cache, tmp_path):
@@ -61,63 +227,31 @@ def test_routers_find_the_commit_of_the_hub_that_they_were_trained_on(hub_cache,
         return json.loads((tmp_path / "routers" / "routers.json").read_text())["base"]["revision"]
 
     first = hub_cache.push("org/base", make_host("llama").save_pretrained)
-    model = shake_routers(attach(AutoModelForCausalLM.from_pretrained("org/base")).eval())
+    model = shake_routers(attach(hf.AutoModelForCausalLM.from_pretrained("org/base")).eval())
     save_routers(model, tmp_path / "routers")
     assert revision() == first
     hub_cache.push("org/base", make_host("llama", seed=1).save_pretrained)
     found = load_attached(tmp_path / "routers")
-    assert torch.equal(logits_of(found, make_ids()), logits_of(model, make_ids()))
+    assert torch.equal(logits_of(found), logits_of(model))
     save_routers(found, tmp_path / "routers")
     assert revision() == first
-    save_routers(attach(AutoModelForCausalLM.from_pretrained("org/base")), tmp_path / "routers")
+    save_routers(attach(hf.AutoModelForCausalLM.from_pretrained("org/base")), tmp_path / "routers")
     # transformers below 5.24 says it of a loaded model.
     assert revision() in (None, hub_cache.commit("org/base"))
 
 
-@pytest.mark.parametrize(("name", "auto"), [("gpt2", None), ("bert", AutoModelForMaskedLM)])
-def test_a_whole_checkpoint_computes_what_was_saved(name, auto, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model, ids = make_attached(name, window=2), make_ids()
-    trainable(model, "all")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    model.save_pretrained(tmp_path)
-    options = {} if auto is None else {"auto_class": auto}
-    again = load_attached(tmp_path, attn_implementation="eager", **options)
-    assert torch.equal(logits_of(again, ids), logits_of(model, ids))
-    # Transformers' report of weights without a place would say that the routers are lost.
-    assert "UNEXPECTED" not in caplog.text
-
-
-def test_a_sharded_checkpoint_is_loaded(adapter, tmp_path):
-    folder, ids, logits = adapter
-    load_attached(folder / "whole").save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert torch.equal(logits_of(load_attached(tmp_path), ids), logits)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_base_in_half_precision_is_the_same(adapter, dtype):
-    model = load_attached(adapter[0] / "routers", dtype=dtype)
-    assert model.dtype is dtype and next(router_parameters(model)).dtype is torch.float32
-
-
-def copy(folder, to):
-    shutil.copytree(folder, to)
-    return to
-
-
 def without_a_layer(folder, tmp_path):
-    path = copy(folder / "whole", tmp_path / "whole")
-    weights = load_file(path / "model.safetensors")
-    kept = {name: w for name, w in weights.items() if "layers.1.mlp" not in name}
-    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
-    return {"folder": path}
+    drop_weights(shutil.copytree(folder / "whole", tmp_path / "whole"), "layers.1.mlp")
+    return {"folder": tmp_path / "whole"}
+
+
+def without_a_router(folder, tmp_path):
+    drop_weights(shutil.copytree(folder / "whole", tmp_path / "whole"), "layers.2.self_attn.memory")
+    return {"folder": tmp_path / "whole"}
 
 
 def with_another_weight(folder, tmp_path):
-    path = copy(folder / "whole", tmp_path / "whole")
+    path = shutil.copytree(folder / "whole", tmp_path / "whole")
     weights = load_file(path / "model.safetensors")
     weights["model.layers.2.self_attn.k_proj.lora_A.weight"] = torch.zeros(2, 2)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
@@ -129,39 +263,30 @@ def of_another_base(folder, tmp_path):
     return {"folder": folder / "routers", "base": tmp_path / "other"}
 
 
-def without_a_name(folder, tmp_path):
-    save_routers(make_attached("llama"), tmp_path / "unnamed")
-    return {"folder": tmp_path / "unnamed"}
+def of_a_base_named(name):
+    def make(folder, tmp_path):
+        model = make_attached("llama")
+        model.config._name_or_path = name
+        save_routers(model, tmp_path / "routers")
+        return {"folder": tmp_path / "routers"}
 
-
-def of_a_lost_base(folder, tmp_path):
-    model = make_attached("llama")
-    model.model.config._name_or_path = str(tmp_path / "gone")
-    save_routers(model, tmp_path / "routers")
-    return {"folder": tmp_path / "routers"}
+    return make
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder, _: {"folder": folder / "base"}, "base holds no routers"),
-        (lambda folder, _: {"folder": folder / "whole", "base": "x"}, "leave base='x' out"),
+        (lambda folder, _: {"folder": folder / "base"}, "holds no routers"),
         (
             lambda folder, _: {"folder": folder / "routers", "base": folder / "whole"},
-            "whole has layer memory of its own",
+            "has layer memory already",
         ),
-        (
-            lambda folder, _: {
-                "folder": folder / "routers",
-                "auto_class": AutoModelForSequenceClassification,
-            },
-            "lacks 1 of the model's weights, such as score.weight",
-        ),
-        (without_a_layer, "whole lacks 3 of the model's weights, such as model.layers.1.mlp"),
-        (with_another_weight, "holds 1 weights that its model has no place for.*lora_A"),
-        (of_another_base, "whose weights are others than those of this LlamaModel"),
-        (without_a_name, "names no base .* but ''"),
-        (of_a_lost_base, "names no base that is on this machine, but .*gone"),
+        (without_a_layer, r"lacks 3 .*model\.layers\.1\.mlp"),
+        (without_a_router, r"lacks 1 .*model\.layers\.2\.self_attn\.memory"),
+        (with_another_weight, r"holds 1 weights .*lora_A"),
+        (of_another_base, "weights are others"),
+        (of_a_base_named(""), "names no base .* ''"),
+        (of_a_base_named("/gone/base"), "names no base .*gone"),
     ],
 )
 def test_what_would_be_another_model_is_refused(adapter, make, message, tmp_path):
@@ -173,56 +298,65 @@ def test_a_lost_base_of_a_relative_path_is_not_looked_for_on_the_hub(tmp_path, m
     """Whose client waits most of a minute for a network that is not there."""
     monkeypatch.chdir(tmp_path)
     make_host("llama").save_pretrained("runs/base")
-    model = attach(AutoModelForCausalLM.from_pretrained("runs/base"))
-    save_routers(model, "routers")
+    save_routers(attach(hf.AutoModelForCausalLM.from_pretrained("runs/base")), "routers")
     assert load_attached("routers").config.num_hidden_layers == 4
-    (tmp_path / "runs").rename("moved")
+    Path("runs").rename("moved")
     monkeypatch.setattr("layermem.retrofit.loading.find_commit", pytest.fail)
     with pytest.raises(ValueError, match="runs/base"):
         load_attached("routers")
 
 
-@pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_one_of_two_stacks_of_a_class(stack, tmp_path):
-    sizes = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_heads": 4}
-    config = T5Config(vocab_size=61, **sizes, decoder_start_token_id=0)
-    model = T5ForConditionalGeneration(config).eval()
-    names = {"attention": "layer.0.SelfAttention", "key": "k", "value": "v"}
-    shake_routers(attach(model, host=Host(layers=f"{stack}.block", **names)))
-    model.save_pretrained(tmp_path)
-    loaded = load_attached(tmp_path, auto_class=AutoModelForSeq2SeqLM).eval()
-    ids = make_ids()
-    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :4]}
-    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
-    assert "auto_class=AutoModelForSeq2SeqLM" in (tmp_path / "README.md").read_text()
-    other = {"encoder": model.decoder, "decoder": model.encoder}[stack]
-    attach(other, host=Host(layers="block", **names))
-    with pytest.raises(ValueError, match="has 2 stacks of layers with memory"):
-        save_routers(model, tmp_path / "routers")
-    with pytest.raises(ValueError, match="has 2 stacks of layers with memory"):
-        model.save_pretrained(tmp_path / "both")
-
-
-@pytest.mark.parametrize(
-    ("model_class", "auto"),
-    [
-        (transformers.LlamaForCausalLM, "AutoModelForCausalLM"),
-        (transformers.LlamaModel, "AutoModel"),
-        (transformers.LlamaForSequenceClassification, "AutoModelForSequenceClassification"),
-    ],
-)
-def test_the_card_loads_a_model_as_what_it_is(model_class, auto, tmp_path):
-    attach(model_class(make_host("llama").config)).save_pretrained(tmp_path)
-    card = (tmp_path / "README.md").read_text()
-    assert f'load_attached("this-folder", auto_class={auto})' in card
-    loaded = load_attached(tmp_path, auto_class=getattr(transformers, auto))
-    assert type(detach(loaded)) is model_class
-
-
 def test_embeddings_of_an_encoder_that_are_missing(tmp_path):
     make_attached("bert").save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    left = {name: weight for name, weight in weights.items() if "position" not in name}
-    save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="lacks 1 of the model's weights, such as bert.embeddings"):
-        AutoModelForMaskedLM.from_pretrained(tmp_path)
+    drop_weights(tmp_path, "position")
+    with pytest.raises(ValueError, match=r"bert\.embeddings"):
+        hf.AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+# Without layermem
+
+WITHOUT = """
+import json, sys
+sys.modules["layermem"] = None
+import transformers
+from transformers import AutoModelForCausalLM as auto
+outcomes = {}
+for name, load in {
+    "auto": lambda: auto.from_pretrained("whole"),
+    "trusted": lambda: auto.from_pretrained("whole", trust_remote_code=True),
+    "class": lambda: transformers.LlamaForCausalLM.from_pretrained("whole"),
+    "base": lambda: auto.from_pretrained("base"),
+}.items():
+    try:
+        load()
+        outcomes[name] = None
+    except Exception as error:
+        outcomes[name] = str(error)
+print("\\n" + json.dumps(outcomes))
+"""
+STUB = """
+import transformers
+model = transformers.AutoModelForCausalLM.from_pretrained("whole", trust_remote_code=True)
+from layermem.retrofit import router_parameters
+print(len(list(router_parameters(model))))
+"""
+
+
+def run(code, folder):
+    """Return what code prints last, in an interpreter that has not imported layermem."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_without_layermem_all_is_refused_and_the_stub_imports_it(tmp_path):
+    save(make_host("llama"), tmp_path / "base")
+    save(make_attached("llama"), tmp_path / "whole")
+    outcomes = run(WITHOUT, tmp_path)
+    assert outcomes.pop("base") is None
+    # transformers asks to trust the module first that says what is missing.
+    assert "trust_remote_code" in outcomes.pop("auto")
+    assert all("layermem" in message.lower() for message in outcomes.values()), outcomes
+    assert run(STUB, tmp_path) == 3

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers as hf
-from host_models import HOSTS, make_host, make_ids, shake_routers
+from host_models import HOSTS, make_host, make_ids
 from torch import nn
 
 from layermem.retrofit import Host, attach, router_parameters
-from layermem.retrofit.attaching import attachment_of
+from layermem.retrofit.attachment import Attachment, attachment_of
+from layermem.retrofit.hosts import find_host, measure
 from layermem.retrofit.proof import prove_slices
 
 FALCON = {
@@ -52,9 +53,8 @@ def test_the_width_of_a_head_is_the_models_own():
     with torch.no_grad():
         before = model(ids).last_hidden_state
         assert torch.equal(attach(model, host=Host(**T5))(ids).last_hidden_state, before)
-        shape = attachment_of(model).shape
-        assert (shape.heads, shape.head_dim) == (4, 16)
-        assert not torch.allclose(shake_routers(model)(ids).last_hidden_state, before)
+    shape = attachment_of(model).shape
+    assert (shape.heads, shape.head_dim) == (4, 16)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,8 @@ def test_layouts_of_falcon(kind, layout, heads):
 
 @pytest.mark.parametrize("kind", ["grouped", "head by head"])
 def test_another_layout_of_the_same_widths_is_refused(kind):
-    model, ids = make_falcon(kind), make_ids()
-    before = model(ids).logits
     with pytest.raises(ValueError, match="layout"):
-        attach(model, host=falcon_host("blocks"))
-    assert torch.equal(model(ids).logits, before)
+        attach(make_falcon(kind), host=falcon_host("blocks"))
 
 
 @pytest.mark.parametrize(
@@ -128,13 +125,10 @@ def test_keys_taken_for_values_are_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", HOSTS)
 def test_known_architectures_are_proved(name, dtype):
-    attachment = attachment_of(attach(make_host(name).to(dtype)))
     model = make_host(name).to(dtype)
-    name = type(attachment.owner).__name__
-    owner = next(m for m in model.modules() if type(m).__name__ == name)
-    host = attachment.host
-    attentions = [layer.get_submodule(host.attention) for layer in owner.get_submodule(host.layers)]
-    assert prove_slices(model, owner, host, attentions, attachment.shape) is None
+    owner, host = find_host(model)
+    attachment = Attachment(owner, host, *measure(model, owner, host), sources=[], settings={})
+    assert prove_slices(model, attachment) is None
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

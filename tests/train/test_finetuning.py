@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
+from layermem.models.card import CARD
 from layermem.retrofit import attach, load_attached
-from layermem.retrofit.adapter import CARD
 from layermem_bench import cli
 from layermem_bench.cli.train_host import TrainHost, to_run
 from layermem_bench.config.run import Data, Host, Run, Task, run_from_dict

@@ -11,7 +11,6 @@
 The model itself has the host's config.
 """
 
-import copy
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -59,12 +58,6 @@ class AttachedConfig(PreTrainedConfig):
         config = cls(host=host, layer_memory=memory, architectures=[*architectures])
         return (config, unused) if with_unused else config
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"the config of an attached model has no {name!r}: fields of the host are those of "
-            "config.host, and models with memory are built by Auto classes"
-        )
-
     def get_text_config(self, *args: Any, **kwargs: Any) -> Any:
         """Return the config of the host's language model."""
         return self.host.get_text_config(*args, **kwargs)
@@ -97,36 +90,24 @@ class AttachedConfig(PreTrainedConfig):
 @contextmanager
 def saved_as_attached(config: PreTrainedConfig, memory: dict[str, Any]) -> Iterator[None]:
     """Let the config of a host be saved as that of an attached model, within the block."""
-    host_class = type(config)
 
-    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
-        host = copy.copy(self)
-        host.__class__ = host_class
-        AttachedConfig(host=host, layer_memory=memory).save_pretrained(*args, **kwargs)
+    def save_pretrained(*args: Any, **kwargs: Any) -> None:
+        del fields["save_pretrained"]
+        AttachedConfig(host=config, layer_memory=memory).save_pretrained(*args, **kwargs)
 
-    body = {"save_pretrained": save_pretrained, "__module__": __name__}
-    config.__class__ = type(host_class.__name__, (host_class,), body)
+    fields = vars(config)
+    fields["save_pretrained"] = save_pretrained
     try:
         yield
     finally:
-        config.__class__ = host_class
+        fields.pop("save_pretrained", None)
 
 
 def read_memory(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return how memory is attached in a folder's whole checkpoint, None if it is no such."""
-    try:
-        values = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(values, dict) or values.get("model_type") != MODEL_TYPE:
-        return None
-    memory = values.get("layer_memory")
-    if not isinstance(memory, dict):
-        raise ValueError(
-            f"{Path(folder, 'config.json')} is damaged (it does not say how its memory is "
-            "attached); copy it again"
-        )
-    return memory
+    file = Path(folder, "config.json")
+    values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return values["layer_memory"] if values.get("model_type") == MODEL_TYPE else None
 
 
 AutoConfig.register(MODEL_TYPE, AttachedConfig)

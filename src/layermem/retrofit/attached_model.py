@@ -7,9 +7,8 @@ like any others: in the precision of the checkpoint, on its devices, of its shar
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
@@ -17,22 +16,16 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
 
-from layermem.models.card import TAGS, origin_of, write_card
 from layermem.retrofit.attached_config import AttachedConfig, saved_as_attached
 from layermem.retrofit.attachment import (
     MEMORY,
     attachment_of,
     has_memory,
-    name_memory,
     owner_path,
 )
 
 # Where the config of a host has its memory while a model is built of it.
 _MEMORY = "layer_memory"
-# Keywords by which transformers shards a model while it is loaded.
-_SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
-
-
 # For type checkers: methods are called of the host's class, which comes after this one.
 _Host: Any = object
 
@@ -59,26 +52,10 @@ class AttachedModel(_Host):
         """Save the model as its host's class does; its routers are among its weights."""
         if not has_memory(self):
             return super().save_pretrained(save_directory, *args, **kwargs)
-        if getattr(self, "_hf_peft_config_loaded", False):
-            return self._save_adapter(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", not args or args[0]):
-            _write_card(save_directory, self)
         # A model may have two stacks of one class.
         memory = {**attachment_of(self).describe(), "path": owner_path(self)}
         with saved_as_attached(self.config, memory):
             return super().save_pretrained(save_directory, *args, **kwargs)
-
-    def _save_adapter(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save the adapter that transformers holds for the model, which is all that it saves."""
-        # Only here: PEFT need not be installed.
-        from layermem.retrofit.peft_adapters import mark
-
-        if kwargs.get("push_to_hub"):
-            raise ValueError("an adapter of an attached model is saved first, then uploaded")
-        result = super().save_pretrained(save_directory, *args, **kwargs)
-        (name,) = self.active_adapters()
-        mark(self, Path(save_directory), name)
-        return result
 
 
 @cache
@@ -110,41 +87,6 @@ def swap_back(model: nn.Module) -> None:
             module.__class__ = host_class
 
 
-def _write_card(folder: Any, model: PreTrainedModel) -> None:
-    name, auto = type(model).__name__, _auto_class_of(model)
-    write_card(
-        folder,
-        model,
-        title=f"{Path(origin_of(model)).name or name} with layer memory",
-        description=f"A `{name}` with attached layer memory "
-        f"({name_memory(attachment_of(model).describe())})",
-        tags=[*TAGS, "layer-memory"],
-        code="from layermem.retrofit import load_attached\n"
-        f"from transformers import {auto}\n\n"
-        f'model = load_attached("this-folder", auto_class={auto})',
-    )
-
-
-def _auto_class_of(model: Any) -> str:
-    """Return the name of the Auto class that loads a model as what it is."""
-    names = {
-        auto.__name__
-        for auto in _auto_classes()
-        if type(model.config) in auto._model_mapping
-        and auto.__name__ != "AutoModelForPreTraining"
-        and _get_model_class(model.config, auto._model_mapping) is model.host_class
-    }
-    usual = "AutoModelForCausalLM"
-    return min(names, key=lambda name: (name != usual, name), default=usual)
-
-
-def _auto_classes() -> Iterator[Any]:
-    for auto in vars(modeling_auto).values():
-        is_auto = isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)
-        if is_auto and auto._model_mapping is not None:
-            yield auto
-
-
 class _SavedModels:
     """Stands for attached models in the table of one Auto class."""
 
@@ -156,18 +98,13 @@ class _SavedModels:
         cls, name: Any, *args: Any, config: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
         """Load a saved attached model; who asks for ``output_loading_info`` sees what it lacks."""
-        if sharded := [key for key in _SHARDED if kwargs.get(key) is not None]:
-            raise ValueError(
-                f"{sharded[0]}= cannot be given for a model with layer memory: its routers read "
-                "all heads; load it whole"
-            )
         model_class, host = cls._host_of(config)
         model, info = model_class.from_pretrained(
             name, *args, config=host, output_loading_info=True, **kwargs
         )
         if output_loading_info:
             return model, info
-        check_missing(model, info["missing_keys"], name)
+        refuse_missing(model, info["missing_keys"], name)
         return model
 
     @classmethod
@@ -190,19 +127,26 @@ class _SavedModels:
         return attached_class(model_class), host
 
 
-def check_missing(model: nn.Module, names: Any, location: Any) -> None:
-    """Raise if weights of layers or routers are missing: their random values would be another's."""
+def refuse_missing(
+    model: nn.Module, names: Iterable[str], location: Any, *, in_layers: bool = True
+) -> None:
+    """Raise if weights of layers or routers are missing: their random values would be another's.
+
+    Without ``in_layers``, raise if any weights are missing.
+    """
     path = owner_path(model)
-    prefix = f"{path}." if path else ""
     # Encoders have their embeddings outside of the module that runs the layers.
-    parts = (f".{MEMORY}.", ".embeddings.")
-    lost = sorted(n for n in names if n.startswith(prefix) or any(p in f".{n}" for p in parts))
-    if lost:
+    parts = (f".{path}." if path and in_layers else ".", f".{MEMORY}.", ".embeddings.")
+    if lost := sorted(name for name in names if any(part in f".{name}" for part in parts)):
         raise ValueError(
             f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "
-            "damaged, or of another architecture than its config.json says"
+            f"damaged, or was not saved as a {type(model).__name__}"
         )
 
 
-for _auto in _auto_classes():
-    _auto.register(AttachedConfig, type("AttachedModels", (_SavedModels,), {"auto_class": _auto}))
+_auto: Any
+for _auto in vars(modeling_auto).values():
+    _is_auto_class = isinstance(_auto, type) and issubclass(_auto, _BaseAutoModelClass)
+    if _is_auto_class and _auto._model_mapping is not None:
+        _models = type("AttachedModels", (_SavedModels,), {"auto_class": _auto})
+        _auto.register(AttachedConfig, _models)

@@ -7,14 +7,14 @@ may differ in rope base and attention window, and a cache of any kind holds rout
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from layermem.models.configuration import LINEAGE
-from layermem.models.lime_router import Grain
+from layermem.models.lime_router import Grain, LimeRouter
 from layermem.retrofit.attached_model import swap_back, swap_classes
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
@@ -25,29 +25,12 @@ from layermem.retrofit.attachment import (
     check_same_memory,
     has_memory,
 )
-from layermem.retrofit.hosts import (
-    Host,
-    ProjectionShape,
-    declared_heads,
-    declared_width,
-    find_given,
-    find_head_dim,
-    find_host,
-    find_module,
-    find_saved,
-    measure,
-)
+from layermem.retrofit.hosts import Host, find_host, find_module, find_saved, measure
 from layermem.retrofit.proof import prove_slices
 from layermem.variants.lime import Lime, LimeConfig
 
-# Classes of tensors of which each process has a part.
-_SHARDED = ("DTensor", "ShardedTensor")
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
-# What `Attachment.describe`, config.json and routers.json say of an attached model.
-_SAVED = {
-    *("architecture", "host", "layers", "heads", "head_dim", "path", *DEFAULTS),
-    *("format", "base", "digest", LINEAGE),
-}
+# Wrappers, and classes of tensors, of which each process has a part.
+_DISTRIBUTED = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DTensor"}
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -72,10 +55,21 @@ def attach(
     memory: a model that holds an attached part does not. ``host`` says where the parts of an
     architecture lie that is not in ``layermem.retrofit.HOSTS``.
     """
-    given = host is not None
-    owner, host = find_host(model) if host is None else find_given(model, host)
+    if host is None:
+        owner, found = find_host(model)
+    else:
+        path, _, name = host.layers.rpartition(".")
+        owner, found = find_module(model, path), replace(host, layers=name)
     settings = {"router": router, "window": window, "shares_kv": shares_kv, "grain": grain}
-    _attach(model, owner, host, settings, init=init, proves=given)
+    attachment, routers = _prepare(model, owner, found, settings, init)
+    if host is not None and (reason := prove_slices(model, attachment)):
+        shape = attachment.shape
+        warnings.warn(
+            f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
+            f"{shape.heads} key-value heads of width {shape.head_dim} with the model's code",
+            stacklevel=2,
+        )
+    _install(model, attachment, routers)
     return model
 
 
@@ -84,60 +78,44 @@ def attach_as_saved(model: nn.Module, memory: Mapping[str, Any]) -> None:
 
     Its mapping was proved then, and weights may not be there yet.
     """
-    if unknown := sorted(memory.keys() - _SAVED):
-        raise ValueError(
-            f"{unknown[0]}={memory[unknown[0]]!r} is no setting of layer memory that this release "
-            "knows; it was saved by a newer one: pip install --upgrade layermem"
-        )
-    owner, host = find_saved(model, memory)
     settings = {name: memory.get(name, default) for name, default in DEFAULTS.items()}
-    _attach(model, owner, host, settings, init="identity", proves=False)
-    check_same_memory(attachment_of(model).describe(), memory)
+    attachment, routers = _prepare(model, *find_saved(model, memory), settings)
+    check_same_memory(attachment.describe(), memory)
+    _install(model, attachment, routers)
 
 
-def _attach(
-    model: nn.Module,
-    owner: nn.Module,
-    host: Host,
-    settings: dict[str, Any],
-    *,
-    init: Literal["identity", "paper"],
-    proves: bool,
-) -> None:
+def _prepare(
+    model: nn.Module, owner: nn.Module, host: Host, settings: dict[str, Any], init: str = "identity"
+) -> tuple[Attachment, list[LimeRouter]]:
+    """Return what is put into a model, of which nothing is changed yet."""
     if has_memory(model):
         raise ValueError(
             f"{type(model).__name__} has layer memory already; detach(model) removes it first"
         )
-    _refuse_distributed(model)
-    attentions, shape = _measure_layers(model, owner, host)
-    config = _router_config(len(attentions), **settings, init=init)
-    sources = [Lime.sources(config, i) for i in range(len(attentions))]
-    if proves and (reason := prove_slices(model, owner, host, attentions, shape)):
-        warnings.warn(
-            f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
-            f"{shape.heads} key-value heads of width {shape.head_dim} with the model's code",
-            stacklevel=3,
+    kinds = {type(module).__name__ for module in model.modules()}
+    # Quantised weights may be tensors of another class too.
+    kinds |= {type(parameter.data).__name__ for parameter in model.parameters()}
+    if distributed := kinds & _DISTRIBUTED:
+        raise ValueError(
+            f"{type(model).__name__} has {', '.join(distributed)}, which would not take in new "
+            "routers; attach before wrapping or sharding the model"
         )
-    attachment = Attachment(
-        owner=owner,
-        host=host,
-        attentions=attentions,
-        shape=shape,
-        sources=sources,
-        settings=settings,
-    )
-    try:
-        for i, attention in enumerate(attentions[1:], start=1):
-            memory = Lime.router(config, shape.heads, (*sources[i], i))
-            memory.keeps_32_bits = True
-            attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
-        attachment.install()
-    except BaseException:
-        # Half a memory would break every forward, and could not be detached.
-        attachment.remove()
-        raise
-    setattr(owner, ATTRIBUTE, attachment)
-    swap_classes(model, owner)
+    attentions, shape = measure(model, owner, host)
+    fields: dict[str, Any] = {f"router_{name}": value for name, value in settings.items()}
+    fields["router"] = fields.pop("router_router")
+    config = LimeConfig(num_hidden_layers=len(attentions), router_init=init, **fields)
+    sources = [Lime.sources(config, i) for i in range(len(attentions))]
+    routers = [Lime.router(config, shape.heads, (*sources[i], i)) for i in range(1, len(sources))]
+    return Attachment(owner, host, attentions, shape, sources, settings), routers
+
+
+def _install(model: nn.Module, attachment: Attachment, routers: Sequence[LimeRouter]) -> None:
+    for attention, router in zip(attachment.attentions[1:], routers, strict=True):
+        router.keeps_32_bits = True
+        attention.add_module(MEMORY, router.to(**_placement(attention, model)))
+    attachment.install()
+    setattr(attachment.owner, ATTRIBUTE, attachment)
+    swap_classes(model, attachment.owner)
     _forget_compiled()
 
 
@@ -145,11 +123,8 @@ def detach(model: ModelT) -> ModelT:
     """Remove what ``attach`` has added, in place, and return the model."""
     attachment = attachment_of(model)
     attachment.remove()
-    # An adapter's own choice stands, and what was set since.
-    if not any(hasattr(module, "base_layer") for module in model.modules()):
-        for parameter, before, after in attachment.trained:
-            if parameter.requires_grad == after:
-                parameter.requires_grad_(before)
+    for parameter, before in attachment.trained_before.items():
+        parameter.requires_grad_(before)
     swap_back(model)
     delattr(attachment.owner, ATTRIBUTE)
     _forget_compiled()
@@ -170,133 +145,18 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
     if which not in ("routers", "all"):
         raise ValueError(f'which must be "routers" or "all", got {which!r}')
     routers = {id(parameter) for parameter in router_parameters(model)}
-    attachment = attachment_of(model)
-    known = {id(parameter): before for parameter, before, _ in attachment.trained}
-    attachment.trained.clear()
+    before = attachment_of(model).trained_before
     for parameter in model.parameters():
-        before = known.get(id(parameter), parameter.requires_grad)
         learns = which == "all" and _has_gradients(parameter)
+        before.setdefault(parameter, parameter.requires_grad)
         parameter.requires_grad_(learns or id(parameter) in routers)
-        attachment.trained.append((parameter, before, parameter.requires_grad))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def projection_names(model: nn.Module) -> list[str]:
-    """Return the names of all projections to keys and values of a known architecture."""
-    owner, host = find_host(model)
-    path = next(name for name, module in model.named_modules() if module is owner)
-    layers = ".".join(filter(None, (path, host.layers)))
-    return [
-        f"{layers}.{i}.{host.attention}.{name}"
-        for i in range(len(owner.get_submodule(host.layers)))  # type: ignore[arg-type]
-        for name in host.projections
-    ]
-
-
-def routers_of_full_memory(model: nn.Module) -> int:
-    """Count the parameters that ``attach(model)`` would add to a known architecture."""
-    attentions, shape = _measure_layers(model, *find_host(model))
-    return sum(shape.heads**2 * (i + 1) for i in range(1, len(attentions)))
-
-
-def _refuse_distributed(model: nn.Module) -> None:
-    """Raise ``ValueError`` where several processes would each have routers of their own."""
-    wrapper = next((m for m in model.modules() if type(m).__name__ in _WRAPPERS), None)
-    # Quantised weights may be tensors of another class too.
-    sharded = any(type(p.data).__name__ in _SHARDED for p in model.parameters())
-    if wrapper is not None or sharded:
-        kind = type(wrapper).__name__ if wrapper is not None else "sharded weights"
-        raise ValueError(
-            f"{type(model).__name__} has {kind}, which would not take in new routers; attach "
-            "before wrapping or sharding the model"
-        )
 
 
 def _forget_compiled() -> None:
     """Let torch.compile compile anew: code that it has compiled does not look for new hooks."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-
-
-def _find_attentions(owner: nn.Module, host: Host) -> list[nn.Module]:
-    """Return the attention of each layer, with all its projections."""
-    layers = list(owner.get_submodule(host.layers).children())
-    if len(layers) < 2:
-        raise ValueError(
-            f"layer memory needs at least two layers with attention, {type(owner).__name__} has "
-            f"{len(layers)}"
-        )
-    attentions = []
-    for layer in layers:
-        if "crossattention" in layer._modules:
-            raise ValueError(
-                f"{type(owner).__name__} has cross-attention, whose keys are of another sequence; "
-                "layer memory is for decoders and encoders without it (add_cross_attention=False)"
-            )
-        attention = find_module(layer, host.attention, "its self-attention")
-        for name in host.projections:
-            find_module(attention, name, "a projection to keys or values")
-        if hasattr(attention, MEMORY):
-            raise ValueError(f"{type(attention).__name__} has a {MEMORY!r} of its own")
-        attentions.append(attention)
-    return attentions
-
-
-def _measure_layers(
-    model: nn.Module, owner: nn.Module, host: Host
-) -> tuple[list[nn.Module], ProjectionShape]:
-    """Return the attention of each layer and the shape of keys and values, the same in all."""
-    attentions = _find_attentions(owner, host)
-    config = getattr(owner, "config", None) or getattr(model, "config", None)
-    query_heads = getattr(config, "num_attention_heads", 0)
-    shapes: dict[ProjectionShape, list[int]] = {}
-    for i, attention in enumerate(attentions):
-        head_dim = find_head_dim(attention, host, config)
-        for name in host.projections:
-            shape = measure(attention.get_submodule(name), host, head_dim, query_heads)
-            shapes.setdefault(shape, []).append(i)
-    if len(shapes) > 1:
-        parts = "; ".join(
-            f"{shape.heads} heads of width {shape.head_dim} in layers {sorted(set(layers))}"
-            for shape, layers in shapes.items()
-        )
-        raise ValueError(
-            f"keys and values must have the same heads in all layers, got {parts}; layer memory "
-            "cannot route between them"
-        )
-    shape = next(iter(shapes))
-    _check_declared(shape, attentions[0], config)
-    return attentions, shape
-
-
-def _check_declared(shape: ProjectionShape, attention: nn.Module, config: Any) -> None:
-    """Raise if heads are others than the model states: their slices would be of several heads."""
-    width, heads = declared_width(attention, config), declared_heads(config)
-    if width not in (None, shape.head_dim) or (heads and shape.heads not in heads):
-        raise ValueError(
-            f"the projections hold {shape.heads} key-value heads of width {shape.head_dim}, and "
-            f"{type(attention).__name__} and its config state {' or '.join(map(str, heads))} of "
-            f"width {width or 'unknown'}; correct Host(head_dim=..., layout=...)"
-        )
-
-
-def _router_config(
-    n_layers: int, router: str, window: int | None, shares_kv: bool, grain: str, init: str
-) -> LimeConfig:
-    """Return a config of ours with the same routers, which checks how they are asked for."""
-    if router not in ("full", "last", "first"):
-        raise ValueError(
-            f'router must be "full", "last" or "first", got {router!r}: these start as the '
-            "identity, so that the model computes what it did"
-        )
-    if init not in ("identity", "paper"):
-        raise ValueError(
-            f'init must be "identity", with which the model computes what it did, or "paper", got '
-            f"{init!r}"
-        )
-    fields: dict[str, Any] = {"router": router, "router_window": window, "router_init": init}
-    fields |= {"router_shares_kv": shares_kv, "router_grain": grain}
-    return LimeConfig(num_hidden_layers=n_layers, **fields)
 
 
 def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """``Attachment``: what ``attach`` has put into one model, and the hooks that route its keys.
 
-    a hook before and after the module that runs the layers   begin and end the slots of a forward
-    a hook on each projection to keys and values              keeps its slot, returns the routed one
+    a hook before and after the module that runs the layers   begin and end the lanes of a forward
+    a hook on each projection to keys and values              takes its slot, returns the routed one
     transformers' checkpointing function of each layer        is wrapped (``CheckpointedLayer``)
 
 When a forward begins, ``rearm`` looks whether projections have been replaced (by LoRA, say) or
@@ -20,15 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from layermem.models.memories import active_memories, begin_routes, runs_twice
 from layermem.models.seams import Part
 from layermem.retrofit.hosts import Host, ProjectionShape
-from layermem.retrofit.slots import (
-    BeginRoutes,
-    CheckpointedLayer,
-    RunningForward,
-    SlotLane,
-    enter,
-    leave,
-    running,
-)
+from layermem.retrofit.slots import CheckpointedLayer, Lane, Running
 
 # Where a router lies in its attention, as in a decoder of ours, and the attachment in the module
 # that runs the layers.
@@ -47,7 +39,6 @@ class Attachment:
 
     def __init__(
         self,
-        *,
         owner: nn.Module,
         host: Host,
         attentions: Sequence[nn.Module],
@@ -57,29 +48,20 @@ class Attachment:
     ) -> None:
         self.owner, self.host, self.shape, self.settings = owner, host, shape, settings
         # What a lane routes: keys and values together, or keys first and then values.
-        together: tuple[Part | None, ...] = (None,)
-        self.parts = together if host.fused else ("key", "value")
+        self.parts: tuple[Part | None, ...] = (None,) if host.fused else ("key", "value")
         self.layers: list[nn.Module] = list(owner.get_submodule(host.layers).children())
         self.attentions, self.sources = list(attentions), list(sources)
-        last_reader = {j: i for i, earlier in enumerate(sources) for j in earlier}
-        # Of the host's parameters that `trainable` has set: whether they trained before, and after.
-        self.trained: list[tuple[nn.Parameter, bool, bool]] = []
-        self.freed = [
-            tuple(j for j in range(i + 1) if last_reader.get(j, j) == i)
-            for i in range(len(sources))
-        ]
+        self.running = Running()
+        # Of the host's parameters that `trainable` has set: whether they trained before.
+        self.trained_before: dict[nn.Parameter, bool] = {}
         # The hooks on the owner, and by layer and lane the hooked projection with its hook.
         self._handles: list[RemovableHandle] = []
         self._hooked: dict[tuple[int, int], tuple[nn.Module, RemovableHandle]] = {}
 
     @property
     def routers(self) -> dict[int, nn.Module]:
-        """The router of each layer that has one: with PEFT's copies, the one called now."""
-        return {
-            i: active_memories(attention.get_submodule(MEMORY))[0]
-            for i, attention in enumerate(self.attentions)
-            if MEMORY in attention._modules
-        }
+        """The router of each layer but the first: with PEFT's copies, the one called now."""
+        return {i: active_memories(each)[0] for i, each in enumerate(self.attentions) if i > 0}
 
     def describe(self) -> dict[str, Any]:
         """Return how memory is attached, for files: ``attach_as_saved`` does it again."""
@@ -121,7 +103,7 @@ class Attachment:
                 if before is None or before[0] is not projection:
                     if before is not None:
                         before[1].remove()
-                    handle = projection.register_forward_hook(_Projected(self, i, lane))
+                    handle = projection.register_forward_hook(partial(self._route, i, lane))
                     self._hooked[i, lane] = projection, handle
             if runs_twice(layer):
                 function: Any = getattr(layer, _CHECKPOINT)
@@ -130,69 +112,71 @@ class Attachment:
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         self.rearm()
-        enter(self.begin_forward())
+        routers = {i: attn._modules.get(MEMORY) for i, attn in enumerate(self.attentions)}
+        # This replaces the lanes of a forward that an interrupt from a key has ended.
+        self.running.lanes = [
+            Lane(self.sources, partial(begin_routes, routers, part=part)) for part in self.parts
+        ]
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        forward = running(self)
-        leave(self)
+        lanes, self.running.lanes = self.running.lanes, None
         # After an error there is no output.
-        if forward is not None and output is not None:
-            self._check_all_ran(forward)
+        if lanes is not None and output is not None:
+            # Assisted generation lowers the config's number of layers.
+            count, config = len(self.layers), getattr(self.owner, "config", None)
+            self.check_called(lanes, min(count, getattr(config, "num_hidden_layers", count)))
 
-    def _check_all_ran(self, forward: RunningForward) -> None:
+    def _route(
+        self, layer: int, number: int, module: nn.Module, args: Any, output: Tensor
+    ) -> Tensor | None:
+        """Take what a projection returns as a slot, and return what the layer's router reads."""
+        lane = self.lanes_of(layer)[number]
+        is_second = lane.next_layer == layer + 1
+        if self.host.key_projects_positions and number == 0 and is_second:
+            # The tokens' came first.
+            return None
+        if lane.next_layer != layer:
+            raise RuntimeError(
+                f"the {self.host.projections[number]} of layer {layer} was called where that of "
+                f"layer {lane.next_layer} was due: each layer must run once in a forward, in order"
+            )
+        router: Any = self.attentions[layer]._modules.get(MEMORY)
+        if router is not None:
+            router = partial(router, part=self.parts[number])
+        routed = lane.read(self.shape.take(output), router)
+        return None if routed is None else self.shape.put(output, routed)
+
+    def lanes_of(self, layer: int) -> list[Lane]:
+        """Return the lanes of this thread's forward; raise ``RuntimeError`` if there is none."""
+        lanes = self.running.lanes
+        if lanes is None:
+            raise RuntimeError(
+                f"layer {layer} of an attached model was called outside of its forward: call the "
+                "model; checkpoint activations by model.gradient_checkpointing_enable(), not by a "
+                "wrapper around layers"
+            )
+        return lanes
+
+    def check_called(self, lanes: Sequence[Lane], count: int) -> None:
         """Raise ``RuntimeError`` if a projection was not called, and so nothing was routed."""
-        # Assisted generation lowers the config's number of layers.
-        config = getattr(self.owner, "config", None)
-        count = min(len(self.layers), getattr(config, "num_hidden_layers", len(self.layers)))
-        for lane, name in zip(forward.lanes, self.host.projections, strict=True):
+        for lane, name in zip(lanes, self.host.projections, strict=True):
             if lane.next_layer < count:
                 raise RuntimeError(
                     f"the {name} of layer {lane.next_layer} was not called, so that its layer's "
-                    "memory was left out: an attention that multiplies by the weight itself, as "
-                    "fused ones do, cannot have memory; use the model's own"
+                    "memory was left out: use the model's own attention, no fused one"
                 )
-
-    def begin_forward(self) -> RunningForward:
-        """Return a forward with a lane for each projection of a layer."""
-        routers = [attention._modules.get(MEMORY) for attention in self.attentions]
-        begin = partial(begin_routes, dict(enumerate(routers)))
-        if any(map(runs_twice, self.layers)):
-            return self.begin_layer()
-        return self._with_lanes([partial(begin, part=part) for part in self.parts])
-
-    def begin_layer(self) -> RunningForward:
-        """Return what stands for a forward while one layer runs by itself."""
-        return self._with_lanes([None] * len(self.parts))
-
-    def _with_lanes(self, begins: Sequence[BeginRoutes | None]) -> RunningForward:
-        lanes = [SlotLane(self.sources, self.freed, begin) for begin in begins]
-        return RunningForward(self, lanes)
-
-    def current(self, layer: int) -> RunningForward:
-        """Return the forward that is running; raise ``RuntimeError`` if there is none."""
-        forward = running(self)
-        if forward is None:
-            raise RuntimeError(
-                f"layer {layer} of an attached model was called outside of the forward of its "
-                f"{type(self.owner).__name__}, so that the slots of earlier layers are not known: "
-                "call the model; checkpoint activations by model.gradient_checkpointing_enable(), "
-                "not by a wrapper around layers; or detach the model first"
-            )
-        return forward
 
 
 def attachment_of(model: nn.Module) -> Attachment:
-    """Return the attachment of a model; raise ``ValueError`` if it has none."""
-    found = [vars(module).get(ATTRIBUTE) for module in model.modules()]
-    attachments = [each for each in found if isinstance(each, Attachment)]
-    if len(attachments) > 1:
+    """Return the attachment of a model; raise ``ValueError`` if it has none, or several."""
+    attachments = [vars(m)[ATTRIBUTE] for m in model.modules() if ATTRIBUTE in vars(m)]
+    if len(attachments) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(attachments)} stacks of layers with memory: give the "
-            "one that is meant, as model.encoder"
+            f"{type(model).__name__} has {len(attachments) or 'no'} stacks of layers with memory, "
+            "expected one: attach(model) adds it; of several give one, as model.encoder"
         )
-    if not attachments:
-        raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
-    return attachments[0]
+    attachment: Attachment = attachments[0]
+    return attachment
 
 
 def owner_path(model: nn.Module) -> str:
@@ -206,17 +190,6 @@ def has_memory(model: nn.Module) -> bool:
     return any(ATTRIBUTE in vars(module) for module in model.modules())
 
 
-def name_memory(settings: Mapping[str, Any]) -> str:
-    """Return a few words on how memory is attached, for cards: "last, window 4, by head"."""
-    router, window, shares_kv, grain = (settings.get(k, d) for k, d in DEFAULTS.items())
-    return ", ".join(
-        [router]
-        + [f"window {window}"] * (window is not None)
-        + ["keys and values apart"] * (not shares_kv)
-        + [f"by {grain}"] * (grain != "pair")
-    )
-
-
 def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if memory was saved for other layers, heads or sources."""
     saved = {**DEFAULTS, **saved}
@@ -224,47 +197,5 @@ def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         if saved.get(name) != own[name]:
             raise ValueError(
                 f"saved were {saved.get('architecture')} with {name}={saved.get(name)!r}, this "
-                f"{own['architecture']} has {name}={own[name]!r}; give the model that memory was "
-                "attached to, attached as it was"
+                f"{own['architecture']} has {name}={own[name]!r}; attach memory as it was saved"
             )
-
-
-class _Projected:
-    """Keeps what a projection returns as a slot, and returns what the layer's router reads."""
-
-    def __init__(self, attachment: Attachment, layer: int, lane: int) -> None:
-        self.attachment, self.layer, self.lane = attachment, layer, lane
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Any:
-        attachment = self.attachment
-        forward = attachment.current(self.layer)
-        if attachment.host.key_projects_positions and not self._is_of_tokens(forward, args[0]):
-            return None
-        lane = forward.lanes[self.lane]
-        if lane.next_layer != self.layer:
-            raise RuntimeError(
-                f"the {attachment.host.projections[self.lane]} of layer {self.layer} was called "
-                f"where that of layer {lane.next_layer} was due: each layer must run once in a "
-                "forward, in order; a layer that is left out or runs twice has no slot to read"
-            )
-        pair = attachment.shape.take(output)
-        router: Any = attachment.attentions[self.layer]._modules.get(MEMORY)
-        if router is not None:
-            router = partial(router, part=attachment.parts[self.lane])
-        routed = lane.read(self.layer, pair, router)
-        return None if routed is None else attachment.shape.put(output, routed)
-
-    def _is_of_tokens(self, forward: RunningForward, x: Tensor) -> bool:
-        """Whether a projection's input is the tokens', not embeddings of relative positions.
-
-        The tokens come first, and are what values are computed from.
-        """
-        if self.lane == 0 and forward.lanes[0].next_layer == self.layer:
-            forward.key_input = x
-            return True
-        if self.lane == 1 and forward.key_input is not x:
-            raise RuntimeError(
-                f"keys and values of layer {self.layer} are projected from different tensors, so "
-                "that the keys of tokens cannot be told from those of relative positions"
-            )
-        return self.lane == 1

@@ -14,9 +14,8 @@ A *pair* is what is routed in one product, two tensors [B, R, T, E'] of one shap
 Letters: B batch, T tokens, H query heads, R key-value heads, E head width.
 """
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -26,10 +25,8 @@ from torch import Tensor, nn
 from layermem.ops.route import Slot
 
 Layout = Literal["blocks", "heads"]
-# What architectures call the width of a head, and the number of heads that keys and values have:
-# that of queries counts where no other is given.
+# What architectures call the width of a head.
 _WIDTHS = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim", "d_kv")
-_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "num_heads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,19 +51,10 @@ class Host:
     """The output of a fused projection: "blocks", all queries, all keys, all values; or "heads",
     queries, key and value of the first key-value head, then of the next."""
     head_dim: int | None = None
-    """Width of a head; None: what the attention or the config says. It may not contradict them."""
+    """Width of a head; None: what the attention or the config says."""
     key_projects_positions: bool = False
     """Whether attention calls the projection to keys a second time, on embeddings of relative
     positions, which are not routed."""
-
-    def __post_init__(self) -> None:
-        if bool(self.fused) == bool(self.key or self.value) or bool(self.key) != bool(self.value):
-            raise ValueError(
-                "a Host names either key and value or fused, got "
-                f"key={self.key!r}, value={self.value!r}, fused={self.fused!r}"
-            )
-        if self.layout not in ("blocks", "heads"):
-            raise ValueError(f'layout must be "blocks" or "heads", got {self.layout!r}')
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -109,118 +97,49 @@ def find_host(model: nn.Module) -> tuple[nn.Module, Host]:
 
     The ``Host``'s ``layers`` is a name from that module.
     """
-    matches = [
-        (path, module, host)
+    matches = {
+        path: (module, HOSTS[kind.__name__])
         for path, module in model.named_modules()
-        if (host := _look_up(module)) is not None
-    ]
-    if len(matches) == 1:
-        return matches[0][1:]
-    if matches:
-        paths = ", ".join(f"{path} ({type(module).__name__})" for path, module, _ in matches)
-        path, module, host = matches[0]
+        for kind in reversed(type(module).__mro__)
+        if kind.__name__ in HOSTS and kind.__module__.startswith("transformers.")
+    }
+    if len(matches) != 1:
         raise ValueError(
-            f"{type(model).__name__} has several stacks of layers: {paths}; name one, as by "
-            f"host=dataclasses.replace(layermem.retrofit.HOSTS[{type(module).__name__!r}], "
-            f"layers={f'{path}.{host.layers}'!r})"
+            f"{type(model).__name__} has {' and '.join(matches) or 'no'} stacks of layers of a "
+            f"known architecture, expected one; known are {', '.join(HOSTS)}; name the layers by "
+            "host=layermem.retrofit.Host(layers=..., attention=..., key=..., value=...), with "
+            "names from model.named_modules()"
         )
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    raise ValueError(
-        f"no known architecture in {type(model).__name__} (model_type {model_type!r}); known are "
-        f"{', '.join(HOSTS)}; for another pass host=layermem.retrofit.Host(layers=..., "
-        "attention=..., key=..., value=...), with names from model.named_modules()"
-    )
-
-
-def find_given(model: nn.Module, host: Host) -> tuple[nn.Module, Host]:
-    """Return the module that holds the layers that a user's ``Host`` names, and a ``Host`` whose
-    ``layers`` is a name from that module."""
-    layers = find_module(model, host.layers, "the list of layers")
-    if not isinstance(layers, nn.ModuleList):
-        raise ValueError(
-            f"layers={host.layers!r} is a {type(layers).__name__}, expected the ModuleList of "
-            "the layers"
-        )
-    path, _, name = host.layers.rpartition(".")
-    return model.get_submodule(path), replace(host, layers=name)
+    return next(iter(matches.values()))
 
 
 def find_saved(model: nn.Module, memory: Mapping[str, Any]) -> tuple[nn.Module, Host]:
-    """Return the module that runs the layers, and the ``Host`` that was saved for it."""
+    """Return the same for what ``Attachment.describe`` returned."""
     name = memory["architecture"]
-    found = {
+    owners = {
         path: module
         for path, module in model.named_modules()
         if name in {kind.__name__ for kind in type(module).__mro__}
     }
-    owners = list(found.values())
-    if len(owners) > 1 and memory.get("path") in found:
-        owners = [found[memory["path"]]]
-    if len(owners) != 1:
+    # A model may have two stacks of one class.
+    path = memory.get("path") if len(owners) > 1 else next(iter(owners), None)
+    if path not in owners:
         raise ValueError(
             f"{type(model).__name__} has {len(owners)} modules of {name}, whose layers memory was "
             "attached to, expected one: it is another model"
         )
-    return owners[0], Host(**memory["host"])
+    return owners[path], Host(**memory["host"])
 
 
-def find_module(root: nn.Module, path: str, what: str) -> nn.Module:
-    """Return a submodule; raise ``ValueError`` with names that are near if there is none."""
+def find_module(root: nn.Module, path: str) -> nn.Module:
+    """Return a submodule that a ``Host`` names; raise ``ValueError`` if there is none."""
     try:
         return root.get_submodule(path)
     except AttributeError:
-        near = _near(path, (name for name, _ in root.named_modules()))
         raise ValueError(
-            f"{type(root).__name__} has no {path!r}, looked for as {what}; near names: {near}"
+            f"{type(root).__name__} has no {path!r}, which its Host names; it has "
+            f"{', '.join(name for name, _ in root.named_children())}"
         ) from None
-
-
-def find_head_dim(attention: nn.Module, host: Host, config: Any) -> int:
-    """Return the width of a head: the host's, the attention's or the config's."""
-    width = host.head_dim or declared_width(attention, config)
-    if width is not None:
-        return width
-    hidden, heads = (_count(config, name) for name in ("hidden_size", "num_attention_heads"))
-    if hidden and heads and hidden % heads == 0:
-        return hidden // heads
-    raise ValueError(
-        f"the width of a head of {type(attention).__name__} is not known; give Host(head_dim=...)"
-    )
-
-
-def declared_width(attention: nn.Module, config: Any) -> int | None:
-    """Return the width of a head that an attention or its config states, None if neither does."""
-    sizes = (_count(source, name) for source in (attention, config) for name in _WIDTHS)
-    return next((size for size in sizes if size), None)
-
-
-def declared_heads(config: Any) -> set[int]:
-    """Return how many key-value heads a config allows for; empty if it says nothing of heads."""
-    heads = next((count for name in _KEY_VALUE_HEADS if (count := _count(config, name))), None)
-    # Falcon and GPT-BigCode have one for all queries, whatever their other fields say.
-    one = {1} if getattr(config, "multi_query", False) else set()
-    return one | ({heads} if heads else set())
-
-
-def _count(source: Any, name: str) -> int | None:
-    value = getattr(source, name, None)
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _look_up(module: nn.Module) -> Host | None:
-    for kind in type(module).__mro__:
-        if kind.__name__ in HOSTS and kind.__module__.startswith("transformers."):
-            return HOSTS[kind.__name__]
-    return None
-
-
-def _near(path: str, names: Iterable[str]) -> str:
-    """Return the names that look most like a path, by their last parts too."""
-    names = [name for name in names if name]
-    matches = difflib.get_close_matches(path, names, n=3, cutoff=0.4)
-    last = path.rpartition(".")[2]
-    matches += difflib.get_close_matches(last, {n.rpartition(".")[2] for n in names}, n=3)
-    return ", ".join(dict.fromkeys(matches)) or f"none; there are {', '.join(names[:6])}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,32 +190,48 @@ class ProjectionShape:
         return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
 
 
-def measure(projection: nn.Module, host: Host, head_dim: int, query_heads: int) -> ProjectionShape:
-    """Return the shape of a projection's output, from its width."""
-    width = output_width(projection)
-    queries = query_heads * head_dim if host.fused else 0
-    heads, rest = divmod((width - queries) // (2 if host.fused else 1), head_dim)
-    if rest or heads < 1 or query_heads % heads:
+def measure(
+    model: nn.Module, owner: nn.Module, host: Host
+) -> tuple[list[nn.Module], ProjectionShape]:
+    """Return the attention of each layer and the shape of keys and values, the same in all."""
+    layers = find_module(owner, host.layers).children()
+    attentions = [find_module(layer, host.attention) for layer in layers]
+    config = getattr(owner, "config", None) or getattr(model, "config", None)
+    shapes = {
+        _measure(attention, name, host, config): None
+        for attention in attentions
+        for name in host.projections
+    }
+    if len(attentions) < 2 or len(shapes) > 1:
         raise ValueError(
-            f"a projection of width {width} does not hold whole heads of width {head_dim}"
+            "layer memory needs two layers or more with the same key-value heads, got "
+            f"{len(attentions)} of {type(owner).__name__} with "
+            f"{' and '.join(f'{shape.heads} heads of width {shape.head_dim}' for shape in shapes)}"
+        )
+    return attentions, next(iter(shapes))
+
+
+def _measure(attention: nn.Module, name: str, host: Host, config: Any) -> ProjectionShape:
+    """Return the shape of what a projection returns, from its width."""
+    projection: Any = find_module(attention, name)
+    # `nf` is that of transformers' Conv1D.
+    width: int = getattr(projection, "out_features", 0) or getattr(projection, "nf", 0)
+    query_heads: int = getattr(config, "num_attention_heads", 0)
+    stated = (getattr(source, each, None) for source in (attention, config) for each in _WIDTHS)
+    head_dim = host.head_dim or next((n for n in stated if isinstance(n, int) and n > 0), 0)
+    if not head_dim and query_heads:
+        head_dim = getattr(config, "hidden_size", 0) // query_heads
+    routed = width - query_heads * head_dim if host.fused else width
+    heads, rest = divmod(routed, head_dim * (2 if host.fused else 1)) if head_dim else (0, 0)
+    if heads < 1 or rest or query_heads % heads:
+        raise ValueError(
+            f"the {name} of {type(attention).__name__}, of width {width}, does not hold whole "
+            f"heads of width {head_dim or 'unknown'}"
             f"{f' beside {query_heads} heads of queries' if host.fused else ''}; give "
             "Host(head_dim=...)"
         )
     return ProjectionShape(
         heads=heads, head_dim=head_dim, layout=host.layout if host.fused else None
-    )
-
-
-def output_width(projection: nn.Module) -> int:
-    """Return the number of features that a linear module returns."""
-    # `nf` is that of transformers' Conv1D.
-    for name in ("out_features", "nf"):
-        width = getattr(projection, name, None)
-        if isinstance(width, int):
-            return width
-    raise ValueError(
-        f"the projection is a {type(projection).__name__}, which does not say its out_features; "
-        "expected a linear module"
     )
 
 

@@ -5,38 +5,25 @@ an adapter           routers.json: the base lies elsewhere
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM
 
 from layermem.models.hub import find_commit, set_commit
-from layermem.models.lime_router import APART
 from layermem.models.pretrained import location_arguments, without_loading_report
-from layermem.retrofit.adapter import (
-    SETTINGS,
-    OtherBase,
-    copy_routers,
-    load_routers,
-    read_settings,
-)
+from layermem.retrofit.adapter import SETTINGS, load_routers, read_settings
 from layermem.retrofit.attached_config import read_memory
-from layermem.retrofit.attached_model import check_missing
+from layermem.retrofit.attached_model import refuse_missing
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import MEMORY, has_memory
-
-# How the names of routers' weights end in a whole checkpoint.
-_ROUTER_WEIGHTS = tuple(f".{MEMORY}.{name}" for name in APART.values())
-# Tokens by which a model is checked to be causal.
-_CHECKED_TOKENS = 8
 
 
 def load_attached(
     folder: str | os.PathLike[str],
     base: str | os.PathLike[str] | None = None,
     auto_class: Any = AutoModelForCausalLM,
+    *,
+    output_loading_info: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Load an attached model: a whole checkpoint, or an adapter and its base.
@@ -44,26 +31,11 @@ def load_attached(
     ``folder`` is what ``model.save_pretrained`` of an attached model wrote, or ``save_routers``.
     The base of the latter is ``base``, or else what routers.json names. ``kwargs`` are those of
     ``auto_class.from_pretrained``. Weights that are missing or unexpected are an error, where
-    transformers would report them.
+    transformers would report them. With ``output_loading_info`` only those of layers are, and
+    (model, what transformers reports) is returned.
     """
-    model, missing = load_reporting(folder, base, auto_class, **kwargs)
-    if missing:
-        raise ValueError(
-            f"{base or folder} lacks {len(missing)} of the model's weights, such as {missing[0]}: "
-            f"it is damaged, or {auto_class.__name__} is not the class that it was saved as"
-        )
-    return model
-
-
-def load_reporting(
-    folder: str | os.PathLike[str],
-    base: str | os.PathLike[str] | None = None,
-    auto_class: Any = AutoModelForCausalLM,
-    **kwargs: Any,
-) -> tuple[Any, list[str]]:
-    """Do the same, and return the names of missing weights of a head in place of an error."""
     path = Path(folder)
-    location, revision = find_base(path, base)
+    location, revision = (base, None) if base is not None else find_base(path)
     if revision is not None:
         kwargs.setdefault("revision", revision)
     commit = find_commit(location, **location_arguments(kwargs))
@@ -71,34 +43,18 @@ def load_reporting(
         kwargs["revision"] = commit
     with without_loading_report():
         model, info = auto_class.from_pretrained(location, output_loading_info=True, **kwargs)
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if location == path:
-        if unexpected:
-            raise ValueError(
-                f"{path} holds {len(unexpected)} weights that its model has no place for, such as "
-                f"{unexpected[0]}; merge adapters before saving, or load it by the class it was "
-                "saved as"
-            )
-        check_missing(model, missing, location)
-        return model, missing
-    if has_memory(model) or stray_routers(unexpected):
-        raise ValueError(
-            f"the base {location} has layer memory of its own; give the base without layer memory"
-        )
-    set_commit(model.config, commit)
-    attach_as_saved(model, read_settings(path))
-    check_missing(model, missing, location)
-    try:
+    if location != path:
+        set_commit(model.config, commit)
+        attach_as_saved(model, read_settings(path))
         load_routers(model, path)
-    except OtherBase:
-        if model.dtype not in (torch.float16, torch.bfloat16):
-            raise
-        # bfloat16 and float16 of one weight do not tell that they are of one.
-        whole = {k: v for k, v in kwargs.items() if k not in ("quantization_config", "device_map")}
-        stored = auto_class.from_pretrained(location, **{**whole, "dtype": torch.float32})
-        attach_as_saved(stored, read_settings(path))
-        copy_routers(model, path, base=stored)
-    return model, missing
+    elif unexpected := sorted(info["unexpected_keys"]):
+        raise ValueError(
+            f"{path} holds {len(unexpected)} weights that its model has no place for, such as "
+            f"{unexpected[0]}; merge adapters before saving, or load it by the class it was "
+            "saved as"
+        )
+    refuse_missing(model, info["missing_keys"], location, in_layers=output_loading_info)
+    return (model, info) if output_loading_info else model
 
 
 def is_attached(folder: str | os.PathLike[str]) -> bool:
@@ -111,53 +67,17 @@ def saved_memory(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return read_memory(folder) or read_settings(Path(folder))
 
 
-def find_base(
-    folder: str | os.PathLike[str], base: str | os.PathLike[str] | None = None
-) -> tuple[str | Path, str | None]:
+def find_base(folder: str | os.PathLike[str]) -> tuple[str | Path, str | None]:
     """Return where the base of saved routers lies, which may be their folder, and its revision."""
     path = Path(folder)
     if read_memory(path) is not None:
-        if base is not None:
-            raise ValueError(
-                f"{path} is a whole checkpoint with weights of its own; leave base={str(base)!r} "
-                "out, or attach a model of that base and load_routers into it"
-            )
         return path, None
-    if base is not None:
-        return Path(base) if isinstance(base, os.PathLike) else base, None
     named = read_settings(path)["base"]
-    name = named.get("name") or ""
-    is_folder, is_path = Path(name).is_dir(), Path(name).is_absolute() or name.startswith(".")
-    if not name or (is_path and not is_folder):
+    name: str = named["name"]
+    is_folder = Path(name).is_dir()
+    if not name or (not is_folder and name.startswith((".", "/"))):
         raise ValueError(
             f"{path / SETTINGS} names no base that is on this machine, but {name!r}; give it: "
             "load_attached(folder, base=...)"
         )
-    return name, None if is_folder else named.get("revision")
-
-
-def stray_routers(unexpected: Iterable[str]) -> list[str]:
-    """Return the routers among weights that a bare model has no place for."""
-    return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHTS))
-
-
-@torch.no_grad()
-def check_causal(model: Any) -> None:
-    """Raise if a token changes what is predicted before it, as in an encoder.
-
-    ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
-    """
-    was_training = model.training
-    model.eval()
-    ids = torch.arange(_CHECKED_TOKENS, device=model.device)
-    ids %= model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = ids[0]
-    logits = model(torch.stack([ids, other])).logits[:, :-1].float()
-    model.train(was_training)
-    tolerance = max(1e-5, torch.finfo(model.dtype).eps)
-    if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():
-        raise ValueError(
-            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
-            "so that it cannot predict the next token; name a decoder"
-        )
+    return name, None if is_folder else named["revision"]

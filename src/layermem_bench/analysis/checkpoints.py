@@ -16,12 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.models.hub import find_commit
 from layermem.models.pretrained import naming_source
+from layermem.retrofit.attachment import MEMORY
 from layermem.retrofit.loading import (
-    check_causal,
     find_base,
     is_attached,
-    load_reporting,
-    stray_routers,
+    load_attached,
 )
 from layermem_bench.analysis.earlier_stages import Lineage, read_lineage
 from layermem_bench.config.run import Data, Run
@@ -125,12 +124,12 @@ def _load_whole(
     revision: str | None = None,
 ) -> Any:
     """Return a model, attached or not; refuse one that lacks weights, but for the head's."""
-    load = load_reporting if is_attached(location) else _load_bare
+    load = load_attached if is_attached(location) else _load_bare
     of_hub = {} if revision is None else {"revision": revision}
-    model, names = load(location, dtype=dtype, **of_hub)
+    model, info = load(location, dtype=dtype, output_loading_info=True, **of_hub)
     # Any other missing weight would be measured at its random start.
     prefix = "" if with_head else f"{model.base_model_prefix}."
-    if missing := sorted(name for name in names if name.startswith(prefix)):
+    if missing := sorted(name for name in info["missing_keys"] if name.startswith(prefix)):
         raise ValueError(
             f"{location} lacks {len(missing)} of the model's weights, such as {missing[0]}: it is "
             "damaged, or of another architecture than its config.json says; save it again"
@@ -138,28 +137,23 @@ def _load_whole(
     return model
 
 
-def _load_bare(location: Path | str, **options: Any) -> tuple[Any, list[str]]:
-    """Return a model without attached memory, and the names of its missing weights."""
+def _load_bare(location: Path | str, **options: Any) -> tuple[Any, Any]:
+    """Return a model without attached memory, and what transformers reports of its loading."""
     with _explain_missing_model(location), naming_source(location):
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            location, output_loading_info=True, **options
-        )
-    if routers := stray_routers(loading["unexpected_keys"]):
-        raise ValueError(
-            f"{location} has routers of layer memory, such as {routers[0]}, and its config.json is "
-            "of a model without: put the file back that was saved with them, or save it again"
-        )
+        model, loading = AutoModelForCausalLM.from_pretrained(location, **options)
     if left := sorted(name for name in loading["unexpected_keys"] if _is_left_out(model, name)):
         raise ValueError(
             f"{location} has {len(left)} weights of layers, such as {left[0]}, which the model of "
             "its config.json has no place for: the two are of different models; copy both again"
         )
-    return model, list(loading["missing_keys"])
+    return model, loading
 
 
 def _is_left_out(model: Any, name: str) -> bool:
-    """Return whether a weight that a model has no place for is of a layer beyond its last one, or
-    the bias of a projection; others are of a head, or buffers that older releases saved."""
+    """Return whether a weight that a model has no place for is of a layer beyond its last one, of
+    a router, or the bias of a projection; others are of a head, or buffers of older releases."""
+    if f".{MEMORY}." in name:
+        return True
     path, _, leaf = name.rpartition(".")
     modules = dict(model.named_modules())
     if leaf == "bias" and isinstance(getattr(modules.get(path), "weight", None), torch.Tensor):
@@ -169,6 +163,25 @@ def _is_left_out(model: Any, name: str) -> bool:
         return False
     layers = modules.get(numbered[1])
     return isinstance(layers, torch.nn.ModuleList) and int(numbered[2]) >= len(layers)
+
+
+@torch.no_grad()
+def check_causal(model: Any) -> None:
+    """Raise if a token changes what is predicted before it, as in an encoder.
+
+    ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
+    """
+    was_training = model.training
+    ids = torch.arange(8, device=model.device) % model.config.get_text_config().vocab_size
+    other = torch.cat([ids[:-1], ids[:1]])
+    logits = model.eval()(torch.stack([ids, other])).logits[:, :-1].float()
+    model.train(was_training)
+    tolerance = max(1e-5, torch.finfo(model.dtype).eps)
+    if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():
+        raise ValueError(
+            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
+            "so that it cannot predict the next token; name a decoder"
+        )
 
 
 def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:

@@ -138,8 +138,7 @@ def _show_card(options: Card) -> None:
     path = folder / CARD
     if not path.exists():
         raise FileNotFoundError(
-            f"{folder} has no {CARD}; save_pretrained of a model of layermem, save_routers and "
-            "runs write one"
+            f"{folder} has no {CARD}; save_pretrained of a model of layermem and runs write one"
         )
     screen().print(path.read_text(encoding="utf-8"), markup=False, highlight=False)
 

@@ -8,7 +8,7 @@ control without memory is LoRA on the projections to keys and values.
 import importlib.util
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, final
 
@@ -21,8 +21,9 @@ from layermem.models.hub import find_commit, set_commit
 from layermem.models.pretrained import check_path, naming_source, without_loading_report
 from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attached_config import AttachedConfig
-from layermem.retrofit.attaching import projection_names, routers_of_full_memory
 from layermem.retrofit.attachment import DEFAULTS, has_memory
+from layermem.retrofit.hosts import find_host, measure
+from layermem_bench.analysis.checkpoints import check_causal
 from layermem_bench.config.run import Host, Run
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def load_host(run: Run) -> Any:
         _refuse_memory_of_hub(model, location)
         if host.memory != "none":
             attach(model, **_asked(host))
-    loading.check_causal(model)
+    check_causal(model)
     _check_loss(model)
     _choose_trained(model, host)
     return model
@@ -103,7 +104,10 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
         _check_same_memory(location, host)
         memory = loading.saved_memory(location)
         options["config"] = AttachedConfig(host=config, layer_memory=memory)
-        model, missing = loading.load_reporting(location, auto_class=whole, **options)
+        model, info = loading.load_attached(
+            location, auto_class=whole, output_loading_info=True, **options
+        )
+        missing = info["missing_keys"]
     else:
         commit = find_commit(location, revision=host.revision)
         options |= {"revision": commit or host.revision or "main", "output_loading_info": True}
@@ -125,7 +129,7 @@ def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
 def _choose_trained(model: Any, host: Host) -> None:
     """Let the parameters of a model train that its run trains."""
     if host.train == "lora":
-        _add_lora(model, projection_names(model), routers_of_full_memory(model))
+        _add_lora(model)
     elif host.memory == "none":
         model.requires_grad_(True)
     else:
@@ -211,8 +215,9 @@ def _check_missing(model: Any, missing: Collection[str], location: str) -> None:
         logger.info("new weights, by the run's seed: %s", ", ".join(sorted(missing)))
 
 
-def _add_lora(model: nn.Module, projections: Sequence[str], parameters: int) -> None:
-    """Put LoRA of the smallest rank with at least ``parameters`` on modules, and train it alone."""
+def _add_lora(model: nn.Module) -> None:
+    """Put LoRA on the projections to keys and values, of the smallest rank that has as many
+    parameters as routers would have, and train it alone."""
     if importlib.util.find_spec("peft") is None:
         raise ValueError(
             "host.train=lora needs PEFT, which is not installed: pip install peft, or choose "
@@ -220,14 +225,19 @@ def _add_lora(model: nn.Module, projections: Sequence[str], parameters: int) -> 
         )
     from peft import LoraConfig, inject_adapter_in_model
 
-    modules: list[Any] = [model.get_submodule(name) for name in projections]
-    rank = -(-parameters // sum(sum(module.weight.shape) for module in modules))
+    owner, host = find_host(model)
+    attentions, shape = measure(model, owner, host)
+    modules: list[Any] = [
+        each.get_submodule(name) for each in attentions for name in host.projections
+    ]
+    routers = sum(shape.heads**2 * (i + 1) for i in range(1, len(attentions)))
+    rank = -(-routers // sum(sum(module.weight.shape) for module in modules))
     config = LoraConfig(
         r=rank,
         # The scale is 1 whatever the rank is.
         lora_alpha=rank,
         lora_dropout=0.0,
-        target_modules=list(projections),
+        target_modules=[name for name, module in model.named_modules() if module in modules],
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules),
     )
     for parameter in model.parameters():

@@ -17,7 +17,7 @@ from huggingface_hub import ModelCardData
 from torch import nn
 
 from layermem.models.card import ask_for_licence
-from layermem.retrofit.attachment import name_memory
+from layermem.retrofit.attachment import DEFAULTS
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.optimizer import DECAYED, NO_DECAY, PLAIN
@@ -137,7 +137,9 @@ def _description(run: Run, model: nn.Module) -> str:
             f"{config.hidden_size} with {config.num_attention_heads} query heads and "
             f"{config.num_key_value_heads} key-value heads, {parameters}."
         )
-    memory = f"with attached layer memory ({name_memory({**vars(host), 'router': host.memory})})"
+    values = {**vars(host), "router": host.memory}
+    others = [f"{k}={values[k]}" for k, default in DEFAULTS.items() if values[k] != default]
+    memory = f"with attached layer memory ({', '.join(others) or 'of all layers'})"
     if host.memory == "none":
         memory = "without layer memory"
     trained = {
