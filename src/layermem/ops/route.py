@@ -86,10 +86,8 @@ class Place(NamedTuple):
     rows: int
     group: int  # how many layers a group has
     first_read: int  # the first layer that it reads
-
-    @property
-    def is_last(self) -> bool:
-        return self.layer + 1 == self.layers
+    routes: bool
+    is_last: bool
 
     @property
     def n_handed(self) -> int:
@@ -153,7 +151,7 @@ class Layer(torch.autograd.Function):
         with autocast_disabled(x_k):
             if near.start and own.start == near.start:
                 p = [w[-i][near, : near.start] @ x[i][: near.start] for i in (0, 1)]
-            for i in (0, 1):
+            for i in (0, 1) if at.routes else ():
                 total, row = p[i][place] if near.start else None, w[-i][own, read]
                 total = row @ x[i][read] if total is None else torch.addmm(total, row, x[i][read])
                 routed.append(_as_slot(total, shape))
@@ -188,8 +186,8 @@ class Layer(torch.autograd.Function):
         ):
             # This is not the X of the forward.
             x, _ = _put_both(x, own, kept, ctx.shape)
-        d, _ = _put_both(d, own, grads[-2:], ctx.shape)
-        readers = slice(own.start, near.stop)
+        d, _ = _put_both(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
+        readers = slice(own.start if at.routes else own.stop, near.stop)
         d_slot: list[Tensor | None] = [None, None]
         with autocast_disabled(d[0]):
             if own.stop == near.stop < len(w[0]):

@@ -142,8 +142,9 @@ class Routes(_Routers):
 
     def place(self, layer: int) -> Place:
         """Return where a layer is, by its place."""
-        layers, first_read = len(self.routers), self.sources[layer][0]
-        return Place(layer, layers, self.rows, self.group, first_read)
+        layers, routes = len(self.routers), self.routers[layer] is not None
+        first_read, is_last = self.sources[layer][0], layer + 1 == layers
+        return Place(layer, layers, self.rows, self.group, first_read, routes, is_last)
 
     def handed_to(self, layer: int) -> int:
         """Return how many tensors a layer is handed."""
@@ -171,14 +172,17 @@ class _Buffered(Slots):
             sizes = key.numel() // self.place.rows, self.place.group * self.place.rows
             weight, value_weight = (*self.handed, None)[:2]
             self.handed = Begin.apply(*sizes, (key.dtype, value.dtype), weight, value_weight)
-        if self.routes.routers[self.place.layer] is None:
-            self.route()
+        if not self.place.routes:
+            self.handed = self._run()
 
     def route(self) -> Slot:
-        weights = self.routes.weights_for(*self.own)
-        *handed, key, value = Layer.apply(self.place, *self.handed, *weights, *self.own)
+        *handed, key, value = self._run()
         self.handed = tuple(handed)
         return key, value
+
+    def _run(self) -> Any:
+        weights = self.routes.weights_for(*self.own)
+        return Layer.apply(self.place, *self.handed, *weights, *self.own)
 
 
 @final

@@ -60,6 +60,10 @@ class Lane:
         """Return how many tensors a layer is handed."""
         return 2 * layer if self._shared is None else self._shared.handed_to(layer)
 
+    def handed_by(self, layer: int) -> int:
+        """Return how many tensors a layer hands on."""
+        return 2 * (layer + 1) if self._shared is None else self._shared.handed_by(layer)
+
     def read(self, own: Slot, router: Router | None) -> Slot | None:
         """Take the slot of the next layer and return what its router reads; None without one."""
         layer = self.next_layer
@@ -125,9 +129,9 @@ class CheckpointedLayer:
             return (*outputs, *(tensor for lane in own for tensor in lane.handed))
 
         outputs = self.checkpoint(run, *args, *(tensor for lane in lanes for tensor in lane.handed))
-        n_outputs = len(outputs) - sum(lane.handed_to(layer + 1) for lane in lanes)
+        n_outputs = len(outputs) - sum(lane.handed_by(layer) for lane in lanes)
         handed_on = iter(outputs[n_outputs:])
         for lane in lanes:
-            lane.handed = tuple(islice(handed_on, lane.handed_to(layer + 1)))
+            lane.handed = tuple(islice(handed_on, lane.handed_by(layer)))
             lane.next_layer = layer + 1
         return outputs[:n_outputs] if is_tuple else outputs[0]
