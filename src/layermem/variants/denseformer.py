@@ -33,7 +33,7 @@ from layermem.models.seams import (
     SubLayer,
     Variant,
 )
-from layermem.ops.depth import mix, store
+from layermem.ops.depth import append, count, mix
 from layermem_base.number_ranges import at_least, number
 
 
@@ -67,17 +67,14 @@ def source_depths(config: DenseformerConfig, depth: int) -> tuple[int, ...]:
 
 @final
 class OutputsStream(Stream):
-    """The residual, then the embedding and the output of every layer so far."""
-
-    grows = True
+    """The residual, then the history of the embedding and the output of every layer so far."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = layers
+        self.room = layers + 1
 
     def begin(self, embeds: Tensor) -> State:
-        embeds = store(embeds, room=self.layers + 1)
-        return embeds, embeds
+        return embeds, *append((), embeds, self.room, apart=True)
 
 
 @final
@@ -106,18 +103,27 @@ class ConstantDepthWeights(DepthWeights):
 class MixAfterLayer(Connection):
     """The connection of the mlp, the last sub-layer of a layer: x + y, then the sum over depth."""
 
-    def __init__(self, depths: tuple[int, ...]) -> None:
+    def __init__(self, config: DenseformerConfig, depth: int) -> None:
         super().__init__()
-        self.depths = depths
+        self.room, self.dilation = config.num_hidden_layers + 1, config.dilation
+        depths = source_depths(config, depth)
         self.weights = ConstantDepthWeights(depths) if depths else None
 
     def write(self, carry: Any, y: Tensor) -> State:
-        x, *outputs = carry
-        outputs.append(store(x + y, outputs))
+        x, *history = carry
+        x = x + y
+        history = append(tuple(history), x, self.room, apart=True)
         if self.weights is None:
-            return outputs[-1], *outputs
-        mixed = mix([outputs[j] for j in self.depths], self.weights()).squeeze(0)
-        return mixed, *outputs
+            return x, *history
+        weights = self.weights()
+        if self.dilation > 1:
+            # Those of the states between are 0.
+            depth = count(history) - 1
+            every = weights.new_zeros(1, depth + 1)
+            first = depth % self.dilation
+            weights = torch.slice_scatter(every, weights, 1, first, depth + 1, self.dilation)
+        mixed, history = mix(history, weights, x.dtype)
+        return mixed.squeeze(0), *history
 
 
 @final
@@ -141,7 +147,7 @@ class Denseformer(Variant[DenseformerConfig]):
         cls, config: DenseformerConfig, layer_idx: int, sub_layer: SubLayer
     ) -> Connection:
         if sub_layer == "mlp":
-            return MixAfterLayer(source_depths(config, layer_idx + 1))
+            return MixAfterLayer(config, layer_idx + 1)
         return super().connection(config, layer_idx, sub_layer)
 
     @classmethod
