@@ -140,14 +140,16 @@ class SourceAttention(DepthWeights):
         self.query = nn.Parameter(torch.empty(width))
         self.gain = nn.Parameter(torch.empty(width))
 
-    def forward(self, history: list[Tensor], inverse: Tensor, open_block: Tensor | None) -> Tensor:
+    def forward(
+        self, history: list[Tensor], inverse: Tensor, open_block: Tensor | None = None
+    ) -> Tensor:
         """Return the weights, and replace the history by the one to read next."""
         # w . RMSNorm(v) = (w * gain) . v / rms(v)
         vector = self.query * self.gain
         scores, history[:] = score(tuple(history), vector[None])
         if open_block is not None:
-            newest = (open_block.to(scores.dtype) * vector).sum(-1)
-            scores = torch.cat([scores, newest[..., None, None]], dim=-1)
+            newest = open_block.to(scores.dtype) @ vector[:, None].to(scores.dtype)
+            scores = torch.cat([scores, newest[..., None]], dim=-1)
         return self.factor * (scores * inverse[:, :, None]).softmax(-1)
 
     def reset_parameters(self) -> None:
@@ -203,30 +205,28 @@ class Place(nn.Module):
         if not completed:
             return (x,)
         inverse, *history = completed
-        # A source of this place alone.
-        open_block = None if self.completes or self.delta else x
-        mixture, history = self.mixture(history, inverse, open_block, x.dtype)
+        mixture, history = self.mixture(x, history, inverse)
         if self.gate is not None:
             mixture = x + self.gate(mixture)
         return mixture, inverse, *history
 
     def mixture(
-        self, history: list[Tensor], inverse: Tensor, open_block: Tensor | None, dtype: torch.dtype
+        self, x: Tensor, history: list[Tensor], inverse: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Return the mixture, and the history to read next."""
         if self.weights is None:
-            # Of one source.
-            mixture, history = mix(tuple(history), inverse.new_ones(1, 1), dtype)
-            return mixture.squeeze(0), history
-        if open_block is None:
-            weights = self.weights(history, inverse, None)
-            mixture, history = mix(tuple(history), weights, dtype)
-            return mixture.squeeze(0), history
-        inverse = torch.cat([inverse, self.inverse_rms(open_block)], dim=-1)
-        weights = self.weights(history, inverse, open_block)
-        mixture, history = mix(tuple(history), weights[..., :-1], weights.dtype)
-        mixture = torch.addcmul(mixture.squeeze(0), weights[..., -1], open_block)
-        return mixture.to(dtype), history
+            # One source, which is the whole history.
+            return x if self.completes else history[-1].view(x.shape).to(x.dtype), history
+        if self.completes or self.delta:
+            weights = self.weights(history, inverse)
+            mixture, read = mix(tuple(history), weights, x.dtype)
+            return mixture.squeeze(0), read
+        # The open block is a source of this place alone.
+        inverse = torch.cat([inverse, self.inverse_rms(x)], dim=-1)
+        weights = self.weights(history, inverse, x)
+        mixture, read = mix(tuple(history), weights[..., :-1], weights.dtype)
+        own = weights[..., -1:] @ x[:, :, None].to(weights.dtype)
+        return (mixture.squeeze(0) + own.squeeze(2)).to(x.dtype), read
 
     def complete(self, v: Tensor, completed: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the completed sources with one more."""

@@ -33,7 +33,7 @@ from layermem.models.seams import (
     SubLayer,
     Variant,
 )
-from layermem.ops.depth import append, count, mix
+from layermem.ops.depth import append, mix
 from layermem_base.number_ranges import at_least, number
 
 
@@ -115,14 +115,7 @@ class MixAfterLayer(Connection):
         history = append(tuple(history), x, self.room, apart=True)
         if self.weights is None:
             return x, *history
-        weights = self.weights()
-        if self.dilation > 1:
-            # Those of the states between are 0.
-            depth = count(history) - 1
-            every = weights.new_zeros(1, depth + 1)
-            first = depth % self.dilation
-            weights = torch.slice_scatter(every, weights, 1, first, depth + 1, self.dilation)
-        mixed, history = mix(history, weights, x.dtype)
+        mixed, history = mix(history, self.weights(), x.dtype, self.dilation)
         return mixed.squeeze(0), *history
 
 

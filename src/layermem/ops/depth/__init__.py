@@ -56,9 +56,14 @@ def append(history: History, x: Tensor, room: int = 1, *, apart: bool = False) -
     return (_Append.apply(token, x, grown) if needs_gradient else grown,)
 
 
-def mix(history: History, weights: Weights, dtype: torch.dtype) -> tuple[Tensor, History]:
-    """Return the sums [C, B, T, D], in ``dtype``, and the history."""
-    return _read(history, weights, dtype)
+def mix(
+    history: History, weights: Weights, dtype: torch.dtype, step: int = 1
+) -> tuple[Tensor, History]:
+    """Return the sums [C, B, T, D], in ``dtype``, and the history.
+
+    Constant weights may be of every ``step``-th state alone, counted back from the newest.
+    """
+    return _read(history, weights, dtype, step)
 
 
 def score(history: History, vectors: Tensor) -> tuple[Tensor, History]:
@@ -78,15 +83,15 @@ def stack(states: Sequence[Tensor]) -> History:
 
 
 def _read(
-    history: History, weights: Tensor, dtype: torch.dtype | None
+    history: History, weights: Tensor, dtype: torch.dtype | None, step: int = 1
 ) -> tuple[Tensor, History]:
     """Return what ``mix`` does, or without a dtype ``score``."""
     token, *kept = history = _as_listed(history)
     if not kept and _is_plain(token):
-        return _equation(dtype)(token, weights), history
+        return _equation(dtype)(_every(token, step), weights), history
     if not _needs_gradient(token, weights):
-        return _product(kept or (token,), weights, dtype), history
-    out, token = _Read.apply(weights, dtype, token, *kept)
+        return _product(kept or (token,), weights, dtype, step), history
+    out, token = _Read.apply(weights, dtype, step, token, *kept)
     return out, (token, *kept)
 
 
@@ -111,40 +116,53 @@ class _Append(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weights: Tensor, dtype: torch.dtype | None, token: Tensor, *kept: Tensor
+        ctx: Any,
+        weights: Tensor,
+        dtype: torch.dtype | None,
+        step: int,
+        token: Tensor,
+        *kept: Tensor,
     ) -> tuple[Tensor, Tensor]:
         if not kept:
             ctx.set_materialize_grads(False)
-        ctx.dtype = dtype
+        ctx.dtype, ctx.step = dtype, step
         ctx.save_for_backward(weights, *(kept or (token,)))
-        return _product(kept or (token,), weights, dtype), token
+        return _product(kept or (token,), weights, dtype, step), token
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, total: Tensor | None) -> Any:
         weights, *kept = ctx.saved_tensors
-        needs_weights, _, needs_states, *others = ctx.needs_input_grad
-        d_weights = None
+        needs_weights, _, _, needs_states, *others = ctx.needs_input_grad
+        x, d_weights = _states(kept, weights), None
         if grad is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # Under create_graph=True: gradients that can themselves be differentiated.
-            inputs, needs = (_states(kept, weights), weights), (needs_states, needs_weights)
-            equation = _equation(ctx.dtype)
-            d_states, d_weights = equation_gradients(equation, inputs, needs, (grad,))
+            def equation(x: Tensor, weights: Tensor) -> Tensor:
+                return _equation(ctx.dtype)(_every(x, ctx.step), weights)
+
+            needs = needs_states, needs_weights
+            d_states, d_weights = equation_gradients(equation, (x, weights), needs, (grad,))
             total = d_states if total is None or d_states is None else total + d_states
         elif grad is not None:
-            x = _states(kept, weights)
             of_weights, add = products.GRADIENTS[ctx.dtype is not None]
             with autocast_disabled(weights):
-                d_weights = of_weights(x, weights, grad) if needs_weights else None
+                if needs_weights:
+                    d_weights = of_weights(_every(x, ctx.step), weights, grad)
+                if ctx.step > 1:
+                    # 0 for the states between.
+                    read, weights = weights, weights.new_zeros(len(x), len(weights)).t()
+                    _every(weights.t(), ctx.step).copy_(read.t())
                 total = add(total, x, weights, grad) if needs_states else None
-        return d_weights, None, total, *[None] * len(others)
+        return d_weights, None, None, total, *[None] * len(others)
 
 
 def _equation(dtype: torch.dtype | None) -> Callable[[Tensor, Tensor], Tensor]:
     return naive.score if dtype is None else partial(naive.mix, dtype=dtype)
 
 
-def _product(kept: Sequence[Tensor], weights: Tensor, dtype: torch.dtype | None) -> Tensor:
-    x = _states(kept, weights)
+def _product(
+    kept: Sequence[Tensor], weights: Tensor, dtype: torch.dtype | None, step: int
+) -> Tensor:
+    x = _every(_states(kept, weights), step)
     with autocast_disabled(x):
         return products.score(x, weights) if dtype is None else products.mix(x, weights, dtype)
 
@@ -156,6 +174,11 @@ def _states(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     by_token = weights.dim() == 4
     x = torch.stack(tuple(kept), dim=2).movedim(2, 0) if by_token else torch.stack(tuple(kept))
     return x.to(widest(x.dtype))
+
+
+def _every(x: Tensor, step: int) -> Tensor:
+    """Return every ``step``-th state, counted back from the last."""
+    return x[(len(x) - 1) % step :: step] if step > 1 else x
 
 
 def _with_row(states: Tensor, x: Tensor, room: int, *, apart: bool) -> Tensor:

@@ -21,9 +21,9 @@ def mix(x: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
     weights, shape = weights.to(x.dtype), x.shape[1:]
     if weights.dim() == 4:
         sums = torch.bmm(weights.flatten(0, 1), _by_token(x)).to(dtype)
-        return sums.transpose(0, 1).contiguous().view(-1, *shape)
+        return sums.transpose(0, 1).contiguous().view(weights.shape[2], *shape)
     if weights.dim() == 2:
-        return (weights @ x.flatten(1)).view(-1, *shape).to(dtype)
+        return (weights @ x.flatten(1)).view(len(weights), *shape).to(dtype)
     if torch.compiler.is_compiling():
         return (weights[:, :, None, None] * x).sum(1).to(dtype)
     sums = x.new_zeros(len(weights), *shape)
@@ -55,12 +55,15 @@ def add_mix_gradient(total: Tensor | None, x: Tensor, weights: Weights, grads: T
     if weights.dim() == 4:
         return _add_by_token(total, weights, grads.flatten(1, 2).transpose(0, 1), x.shape)
     if weights.dim() == 2:
+        rows = grads.flatten(1)
         if total is None or torch.compiler.is_compiling():
-            product = (weights.t() @ grads.flatten(1)).view(x.shape)
+            product = (weights.t() @ rows).view(x.shape)
             return product if total is None else total + product
-        if len(weights) == 1:
-            return total.addcmul_(weights[0, :, None, None, None], grads[0])
-        total.view(len(x), -1).addmm_(weights.t(), grads.flatten(1))
+        if len(weights) == 1 or not total.is_contiguous():
+            for weight, grad in zip(weights, grads, strict=True):
+                total.addcmul_(weight[:, None, None, None], grad)
+        else:
+            total.view(len(x), -1).addmm_(weights.t(), rows)
         return total
     if torch.compiler.is_compiling():
         product = (weights[:, :, None, None] * grads[:, None]).sum(0)
