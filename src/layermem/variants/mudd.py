@@ -89,10 +89,15 @@ class MuddWeights(DepthWeights):
         self.static = nn.Parameter(torch.empty(len(readers), len(self.sources)))
 
     def forward(self, x: Tensor) -> Tensor:
-        unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
-        hidden = _gelu(nn.functional.linear(unit, self.inner))
-        dynamic = nn.functional.linear(hidden, self.outer)
-        return dynamic.unflatten(-1, self.static.shape) + self.static
+        linear, shape = nn.functional.linear, (*x.shape[:-1], *self.static.shape)
+        if torch.is_grad_enabled() or is_traced() or not x.is_cpu or x.numel() > _FEW:
+            unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
+            hidden = nn.functional.gelu(linear(unit, self.inner))
+        else:
+            hidden = linear(torch.rms_norm(x, x.shape[-1:], None, self.eps), self.inner)
+            # torch's own calls oneDNN, whose set-up costs more than the arithmetic of a few tokens.
+            hidden = hidden * torch.special.ndtr(hidden)
+        return linear(hidden, self.outer).view(shape) + self.static
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
@@ -105,13 +110,6 @@ class MuddWeights(DepthWeights):
         static = torch.zeros(self.static.shape, device="cpu")
         static[:, -1] = float(self.starts_at_newest)
         initialization.copy_(self.static, static)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    if torch.is_grad_enabled() or is_traced() or not x.is_cpu or x.numel() > _FEW:
-        return nn.functional.gelu(x)
-    # torch's own calls oneDNN, whose set-up costs more than the arithmetic of a few tokens.
-    return x * torch.special.ndtr(x)
 
 
 @final

@@ -133,6 +133,10 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, total: Tensor | None) -> Any:
         weights, *kept = ctx.saved_tensors
         needs_weights, _, _, needs_states, *others = ctx.needs_input_grad
+        if kept[0].dim() == 3:
+            # Of flat states, so that a compiler does not save the X of the forward for it.
+            flat = _states([x.flatten(0, 1) for x in kept], weights)
+            kept = [flat.unflatten(1, kept[0].shape[:2])]
         x, d_weights = _states(kept, weights), None
         if grad is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # Under create_graph=True: gradients that can themselves be differentiated.
@@ -171,8 +175,9 @@ def _states(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Return X, in the order in memory that its reader wants."""
     if kept[0].dim() == 4:
         return kept[0]
-    by_token = weights.dim() == 4
-    x = torch.stack(tuple(kept), dim=2).movedim(2, 0) if by_token else torch.stack(tuple(kept))
+    # Of [B, T, D] or [N, D].
+    dim = kept[0].dim() - 1 if weights.dim() == 4 else 0
+    x = torch.stack(tuple(kept), dim).movedim(dim, 0)
     return x.to(widest(x.dtype))
 
 
