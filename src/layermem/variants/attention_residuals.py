@@ -82,11 +82,6 @@ class AttentionResidualsConfig(DecoderConfig):
         size, count = self.block_size, 2 * self.num_hidden_layers
         if size is None:
             return
-        if self.residual_form != "block":
-            raise ValueError(
-                f'residual_form="{self.residual_form}" has no blocks, got block_size={size}; leave '
-                'it None or choose residual_form="block"'
-            )
         if count % size:
             choices = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
             raise ValueError(
@@ -94,18 +89,19 @@ class AttentionResidualsConfig(DecoderConfig):
                 f" one of {choices}; got {size}"
             )
 
-    def validate_gate_and_scale(self) -> None:
-        """Raise ``ValueError`` for a field that the form does not have."""
-        if self.gate_init and self.residual_form != "delta":
-            raise ValueError(
-                f'residual_form="{self.residual_form}" has no gate, got '
-                f'gate_init={self.gate_init:g}; leave it out or choose residual_form="delta"'
-            )
-        if not self.scale_by_sources and self.residual_form == "delta":
-            raise ValueError(
-                'residual_form="delta" adds its mixture behind a gate, and never scales it by its '
-                "sources: leave scale_by_sources=False out"
-            )
+    def validate_form(self) -> None:
+        """Raise ``ValueError`` for a field that ``residual_form`` does not have."""
+        is_delta = self.residual_form == "delta"
+        for name, value, is_absent in (
+            ("block_size", self.block_size, self.residual_form != "block"),
+            ("gate_init", self.gate_init, not is_delta),
+            ("scale_by_sources", not self.scale_by_sources, is_delta),
+        ):
+            if value and is_absent:
+                raise ValueError(
+                    f'residual_form="{self.residual_form}" has no {name}, got '
+                    f"{name}={getattr(self, name)}; leave it out"
+                )
 
     def sub_layers_per_block(self) -> int:
         """Return the block size in use; every sub-layer is a block in the full form."""
@@ -205,15 +201,15 @@ class Place(nn.Module):
         if not completed:
             return (x,)
         inverse, *history = completed
-        mixture, history = self.mixture(x, history, inverse)
+        mixture, read = self.mixture(x, history, inverse)
         if self.gate is not None:
             mixture = x + self.gate(mixture)
-        return mixture, inverse, *history
+        return mixture, inverse, *read
 
     def mixture(
         self, x: Tensor, history: list[Tensor], inverse: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the mixture, and the history to read next."""
+        """Return the mixture, and the history to hand on."""
         if self.weights is None:
             # One source, which is the whole history.
             return x if self.completes else history[-1].view(x.shape).to(x.dtype), history

@@ -66,11 +66,11 @@ class DcaConfig(DecoderConfig):
     computes what the plain decoder does."""
 
     def validate_recent(self) -> None:
-        """Raise ``ValueError`` unless ``recent`` is None or between 1 and the number of layers."""
-        if self.recent is not None and not 1 <= self.recent <= self.num_hidden_layers:
+        """Raise ``ValueError`` if ``recent`` is larger than the number of layers."""
+        if self.recent is not None and self.recent > self.num_hidden_layers:
             raise ValueError(
-                f"recent must be None or between 1 and num_hidden_layers "
-                f"({self.num_hidden_layers}), got {self.recent}"
+                f"recent must be at most num_hidden_layers ({self.num_hidden_layers}), "
+                f"got {self.recent}"
             )
 
 

@@ -49,12 +49,12 @@ class DenseformerConfig(DecoderConfig):
     """Number of layers from one sum to the next; 1: there is one after every layer."""
 
     def validate_dilation_and_period(self) -> None:
-        """Raise ``ValueError`` unless both are between 1 and the number of layers."""
-        for name in ("dilation", "period"):
-            if not 1 <= getattr(self, name) <= self.num_hidden_layers:
+        """Raise ``ValueError`` if one is larger than the number of layers."""
+        for name, value in (("dilation", self.dilation), ("period", self.period)):
+            if value > self.num_hidden_layers:
                 raise ValueError(
-                    f"{name} must be between 1 and num_hidden_layers "
-                    f"({self.num_hidden_layers}), got {getattr(self, name)}"
+                    f"{name} must be at most num_hidden_layers ({self.num_hidden_layers}), "
+                    f"got {value}"
                 )
 
 
@@ -110,9 +110,8 @@ class MixAfterLayer(Connection):
         self.weights = ConstantDepthWeights(depths) if depths else None
 
     def write(self, carry: Any, y: Tensor) -> State:
-        x, *history = carry
-        x = x + y
-        history = append(tuple(history), x, self.room, apart=True)
+        x = carry[0] + y
+        history = append(carry[1:], x, self.room, apart=True)
         if self.weights is None:
             return x, *history
         mixed, history = mix(history, self.weights(), x.dtype, self.dilation)
@@ -139,9 +138,7 @@ class Denseformer(Variant[DenseformerConfig]):
     def connection(
         cls, config: DenseformerConfig, layer_idx: int, sub_layer: SubLayer
     ) -> Connection:
-        if sub_layer == "mlp":
-            return MixAfterLayer(config, layer_idx + 1)
-        return super().connection(config, layer_idx, sub_layer)
+        return MixAfterLayer(config, layer_idx + 1) if sub_layer == "mlp" else Connection()
 
     @classmethod
     def extra_parameters(cls, config: DenseformerConfig) -> int:

@@ -118,9 +118,9 @@ class HeadMixtures(Connection):
 
     def read(self, state: State, norm: Norm) -> tuple[Inputs, State]:
         # The state is the residual, then the history of the normed inputs.
-        x, *history = state
+        x, history = state[0], state[1:]
         normed = norm(x)
-        history = append(tuple(history), normed, self.room, apart=self.is_static)
+        history = append(history, normed, self.room, apart=self.is_static)
         if self.weights is None:
             return normed, (x, *history)
         mixtures, history = mix(history, self.weights(normed), normed.dtype)
