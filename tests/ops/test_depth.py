@@ -5,116 +5,78 @@ import gc
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from tiny import live_tensors
+from tiny import TINY, live_tensors
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
+from layermem.models.registry import build
 from layermem.ops import depth
-from layermem.ops.depth import naive, products
+from layermem.ops.depth import naive
 
-SUMS = 3
-
-
-class Unstored:
-    """The equations alone, differentiated by autograd."""
-
-    mix = staticmethod(naive.mix)
-    score, inverse_rms = staticmethod(naive.score), staticmethod(naive.inverse_rms)
-    store = staticmethod(lambda x, *_, apart=False: x)
+LAYERS = 5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_many_sums_as_one_tensor_equal_their_equation(dtype):
-    noise = torch.Generator().manual_seed(0)
-    states = [torch.randn(2, 7, 6, generator=noise).to(dtype).requires_grad_() for _ in range(4)]
-    weights = torch.randn(5, 4, generator=noise).requires_grad_()
-    states[1].requires_grad_(False)
+class Equations:
+    """The equations alone, of states that are kept side by side."""
 
-    def outcome(ops, weights, states, **grad):
-        out = ops.mix(states, weights)
-        wanted = [weights, *(x for x in states if x.requires_grad)]
-        factor = torch.linspace(-1, 1, out.numel()).to(dtype).view_as(out)
-        return [out, *torch.autograd.grad((out * factor).sum(), wanted, **grad)]
+    @staticmethod
+    def append(history, x, *_, **__):
+        return *history, x
 
-    # The equation in float64, rounded once.
-    leaves = [x.detach().double().requires_grad_(x.requires_grad) for x in states]
-    exact = outcome(naive, weights.detach().double().requires_grad_(), leaves)
-    dtypes = [dtype, torch.float32, *[dtype] * 3]
-    expected = [x.to(to) for x, to in zip(exact, dtypes, strict=True)]
-    assert_all_close(outcome(depth, weights, states), expected)
-    assert_all_close(outcome(depth, weights, states, create_graph=True)[:1], expected[:1])
-    with torch.no_grad():
-        assert_all_close([depth.mix(states, weights)], expected[:1])
+    @staticmethod
+    def mix(history, weights, dtype, step=1):
+        return naive.mix(
+            torch.stack(history[(len(history) - 1) % step :: step]), weights, dtype
+        ), history
 
-
-def assert_all_close(got, expected):
-    for a, b in zip(got, expected, strict=True):
-        assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b)
-
-
-def test_second_derivatives_of_many_sums():
-    states = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    weights = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda w, *xs: depth.mix(xs, w), (weights, *states))
-    torch.autograd.gradgradcheck(lambda w, *xs: depth.mix(xs, w), (weights, *states))
+    @staticmethod
+    def score(history, vectors):
+        return naive.score(torch.stack(history), vectors), history
 
 
 class Chain(nn.Module):
-    """Layers that read mixtures of all states so far, by weights of the three kinds."""
+    """Layers that read sums of all states so far, by weights of the three kinds."""
 
-    # Room in the buffer of the states: for none, for all, for the first four; and its order.
-    room, apart = 1, False
-
-    def __init__(self, layers=5, width=6, sums=SUMS):
+    def __init__(self, layers=LAYERS, width=6, sums=3, apart=False, room=LAYERS):
         super().__init__()
         noise = torch.Generator().manual_seed(0)
+        self.apart, self.room, self.checkpointed = apart, room, None
 
         def draw(*shape):
-            return nn.Parameter(torch.randn(shape, generator=noise).double())
+            return nn.Parameter(torch.randn(shape, generator=noise).double() / shape[-1] ** 0.5)
 
         steps = range(1, layers + 1)
-        self.linears = nn.ParameterList(draw(width, width) / width**0.5 for _ in steps)
-        self.constant = nn.ParameterList(draw(1, n) for n in steps)
-        self.several = nn.ParameterList(draw(sums, n) for n in steps)
+        self.linears = nn.ParameterList(draw(width, width) for _ in steps)
+        self.one = nn.ParameterList(draw(1, n) for n in steps)
+        self.every_second = nn.ParameterList(draw(sums, (n + 1) // 2) for n in steps)
         self.channels = nn.ParameterList(draw(2, n, width) for n in steps)
-        self.vectors = nn.ParameterList(draw(2, width) for _ in steps)
-        self.to_weights = nn.ParameterList(draw(sums * n, width) / 4 for n in steps)
+        self.vectors = nn.ParameterList(draw(sums, width) for _ in steps)
 
-    def forward(self, x, ops=depth, all_layers=False):
-        states, outs = [ops.store(x, (), self.room, apart=self.apart)], []
-        for i, linear in enumerate(self.linears):
-            n = len(states)
-            scores = ops.score(states, self.vectors[i])
-            scores = (
-                scores * torch.stack([ops.inverse_rms(x, 1e-3) for x in states], dim=-1)[:, :, None]
-            )
-            (one,) = ops.mix(states, scores.softmax(-1).sum(2, keepdim=True))
-            per_token = (states[-1] @ self.to_weights[i].T).unflatten(-1, (-1, n)).tanh()
-            (constant,) = ops.mix(states, self.constant[i])
-            parts = [
-                one,
-                constant,
-                *ops.mix(states, per_token),
-                *ops.mix(states, self.several[i]),
-                *ops.mix(states, self.channels[i]),
-            ]
-            x = sum(part * (k + 1) for k, part in enumerate(parts)).tanh() @ linear + states[-1]
-            states.append(ops.store(x, states, self.room, apart=self.apart))
-            outs.append(x)
-        return outs if all_layers else x
+    def layer(self, i, ops, x, *history):
+        history = ops.append(history, x, self.room, apart=self.apart)
+        scores, history = ops.score(history, self.vectors[i])
+        weights = (scores.softmax(-1), self.one[i], self.channels[i])
+        outs = [x]
+        for of_kind in weights:
+            sums, history = ops.mix(history, of_kind, x.dtype)
+            outs += sums.unbind()
+        sums, history = ops.mix(history, self.every_second[i], x.dtype, 2)
+        outs += sums.unbind()
+        y = sum((out * (k + 1)).sin() for k, out in enumerate(outs)) / len(outs)
+        return y @ self.linears[i], *history
 
-
-@pytest.fixture(
-    params=[(1, False), (6, False), (4, False), (6, True), (4, True)],
-    ids=["no buffer", "all together", "four together", "all apart", "four apart"],
-)
-def buffer(request, monkeypatch):
-    room, apart = request.param
-    monkeypatch.setattr(Chain, "room", room)
-    monkeypatch.setattr(Chain, "apart", apart)
+    def forward(self, x, ops=depth):
+        state, outs = (x,), []
+        for i in range(len(self.linears)):
+            if self.checkpointed is None:
+                state = self.layer(i, ops, *state)
+            else:
+                reentrant = self.checkpointed == "reentrant"
+                state = checkpoint(self.layer, i, ops, *state, use_reentrant=reentrant)
+            outs.append(state[0])
+        return outs
 
 
 def an_input(batch=2, tokens=7, width=6):
@@ -126,183 +88,157 @@ def tensors_of(model, x):
     return [t for t in (x, *model.parameters()) if t.requires_grad]
 
 
-def outcome(model, x, ops=depth):
-    y = model(x, ops)
-    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors_of(model, x))]
+def loss_of(outs, layer=-1):
+    return outs[layer].square().sum()
+
+
+def outcome(model, x, ops=depth, layer=-1, call=None):
+    loss = loss_of((model if call is None else call)(x, ops), layer)
+    return [loss.detach(), *torch.autograd.grad(loss, tensors_of(model, x), materialize_grads=True)]
 
 
 def assert_same(got, expected):
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize("few", [True, False], ids=["few tokens", "many tokens"])
+# Room for all states, and for fewer than there are.
+@pytest.fixture(params=[(5, False), (5, True), (2, False)], ids=["together", "apart", "no room"])
+def model(request):
+    room, apart = request.param
+    return Chain(room=room, apart=apart)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 @pytest.mark.parametrize("sums", [1, 3], ids=lambda n: f"{n} sums")
-@pytest.mark.parametrize(
-    ("batch", "tokens", "width"), [(1, 1, 3), (2, 7, 5), (3, 131, 2)], ids=lambda n: str(n)
-)
-def test_a_chain_equals_its_equations(batch, tokens, width, sums, few, monkeypatch):
-    monkeypatch.setattr(products, "_FEW", 10**6 if few else 0)
-    model, x = Chain(width=width, sums=sums), an_input(batch, tokens, width)
-    assert_same(outcome(model, x), outcome(model, x, Unstored))
+@pytest.mark.parametrize("sizes", [(1, 1, 3), (2, 7, 5), (3, 131, 2)], ids=str)
+def test_a_chain_equals_its_equations(sizes, sums, apart):
+    model, x = Chain(width=sizes[2], sums=sums, apart=apart), an_input(*sizes)
+    assert_same(outcome(model, x), outcome(model, x, Equations))
     with torch.no_grad():
-        torch.testing.assert_close(model(x), model(x, Unstored))
+        assert_same(model(x), model(x, Equations))
+
+
+# Of the compiler, which looks at the inputs of a single layer.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("layer", [2, 4], ids=["a middle layer", "the last layer"])
+@pytest.mark.parametrize("how", ["eager", "compiled", "first layers", "last layers"])
+def test_a_loss_of(how, layer):
+    """Also where a compiler has some layers alone, one at a time."""
+    torch.compiler.reset()
+    model, x, call = Chain(), an_input(), None
+    expected = outcome(model, x, Equations, layer)
+    if how == "compiled":
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+    elif how != "eager":
+        chosen = {"first layers": range(3), "last layers": range(3, 5)}[how]
+        compiled = torch.compile(model.layer, fullgraph=True, backend="aot_eager")
+        eager = model.layer
+        model.layer = lambda i, *a: (compiled if i in chosen else eager)(i, *a)
+    assert_same(outcome(model, x, layer=layer, call=call), expected)
+
+
+def test_a_graph_without_gradients_equals_the_equations():
+    torch.compiler.reset()
+    model, x = Chain(), an_input()
+    with torch.no_grad():
+        assert_same(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+
+
+@pytest.mark.parametrize("layer", [1, 4])
+@pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
+def test_checkpoints_of_each_layer(mode, layer, model):
+    x = an_input()
+    expected = outcome(model, x, Equations, layer)
+    model.checkpointed = mode
+    loss = loss_of(model(x), layer)
+    loss.backward()
+    grads = (torch.zeros_like(t) if t.grad is None else t.grad for t in tensors_of(model, x))
+    assert_same([loss.detach(), *grads], expected)
+
+
+@pytest.mark.parametrize("frozen", ["one", "every_second", "channels", "vectors", "linears", "x"])
+def test_partial_inputs_needing_gradients(frozen, model):
+    x = an_input()
+    if frozen == "x":
+        x = x.detach()
+    else:
+        getattr(model, frozen).requires_grad_(False)
+    assert_same(outcome(model, x), outcome(model, x, Equations))
+
+
+def test_repeated_partial_and_nested_passes(model):
+    x = an_input()
+    tensors, inner = tensors_of(model, x), []
+    expected = outcome(model, x, Equations)[1:]
+    outs = model(x)
+    loss = loss_of(outs)
+    for i in (2, 7, 14):
+        (got,) = torch.autograd.grad(loss, [tensors[i]], retain_graph=True)
+        assert_same([got], [expected[i]])
+
+    def nested(_):
+        if not inner:
+            inner.append(None)
+            inner[:] = torch.autograd.grad(loss, tensors, retain_graph=True)
+
+    outs[2].register_hook(nested)
+    for _ in range(2):
+        assert_same(torch.autograd.grad(loss, tensors, retain_graph=True), expected)
+    assert_same(inner, expected)
+
+
+def test_derivatives_once_and_twice(model):
+    model, x = Chain(3, 2, 2, model.apart, model.room), an_input(1, 2, 2)
+    torch.autograd.gradgradcheck(lambda x: model(x)[-1], (x,))
+    got = torch.autograd.grad(loss_of(model(x)), tensors_of(model, x), create_graph=True)
+    assert_same([grad.detach() for grad in got], outcome(model, x, Equations)[1:])
+    got = torch.func.grad(lambda x: loss_of(model(x)))(x.detach())
+    assert_same([got], outcome(model, x, Equations)[1:2])
+
+
+@pytest.mark.parametrize("how", ["copied", "poisoned"])
+def test_memory_that_is_not_ours(how, model, monkeypatch):
+    """Saved tensors that come back as copies; uninitialised memory is never read."""
+    x = an_input(3, 131)
+    expected = outcome(model, x, Equations)
+    if how == "copied":
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            return assert_same(outcome(model, x), expected)
+    for owner, make in [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]:
+        real = getattr(owner, make)
+        monkeypatch.setattr(owner, make, lambda *a, real=real, **k: real(*a, **k).fill_(torch.nan))
+    assert_same(outcome(model, x), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sums_are_computed_in_float32_and_rounded_once(dtype):
     model, x = Chain(), an_input(2, 130).detach()
-    states = [(x * k).to(dtype) for k in range(1, 6)]
-    for weights in (model.constant[4], model.several[4], model.channels[4]):
-        for weights_dtype in (torch.float32, dtype):
-            given = weights.detach().to(weights_dtype)
-            exact = naive.mix([s.double() for s in states], given.double())
-            for got, wanted in zip(depth.mix(states, given), exact, strict=True):
-                assert got.dtype == dtype
-                allowed = 1.01 * torch.finfo(dtype).eps / 2 if dtype == torch.bfloat16 else 1e-5
-                assert ((got.double() - wanted).abs() <= allowed * wanted.abs() + 1e-4).all()
+    states, history = [(x * k).to(dtype) for k in range(1, 6)], ()
+    for state in states:
+        history = depth.append(history, state, 5)
+    exact = torch.stack(states).double()
+    for weights in (model.one[4], model.channels[4], torch.rand(2, 130, 3, 5)):
+        for given in (weights.detach().float(), weights.detach().to(dtype)):
+            got, history = depth.mix(history, given, dtype)
+            wanted = naive.mix(exact, given.double(), torch.float64)
+            assert got.dtype == dtype
+            allowed = 1.01 * torch.finfo(dtype).eps / 2 if dtype == torch.bfloat16 else 1e-5
+            assert ((got.double() - wanted).abs() <= allowed * wanted.abs() + 1e-4).all()
 
 
-def test_states_of_two_dtypes_have_gradients_of_their_own():
-    """As under autocast: the embedding is float32, outputs of layers are bfloat16."""
-    x = an_input().detach().float()
-    wide, narrow = x.requires_grad_(), x.detach().bfloat16().requires_grad_()
-    states = [depth.store(wide), depth.store(narrow)]
+def test_states_of_two_dtypes_under_autocast():
+    """The embedding is float32, outputs of layers are bfloat16."""
+    wide, vectors = an_input().detach().float().requires_grad_(), torch.ones(1, 6)
+    narrow = wide.detach().bfloat16().requires_grad_()
+    history = depth.append(depth.append((), wide, 2), narrow, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (out,) = depth.mix(states, depth.score(states, torch.ones(1, 6)))
-    assert out.dtype == torch.float32
+        scores, history = depth.score(history, vectors)
+        (out,), _ = depth.mix(history, scores, torch.float32)
+    assert torch.equal(scores, depth.score(history, vectors)[0])
     out.sum().backward()
     assert (wide.grad.dtype, narrow.grad.dtype) == (torch.float32, torch.bfloat16)
-
-
-@pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize(
-    "frozen", ["constant", "several", "channels", "vectors", "to_weights", "linears", "x"]
-)
-def test_partial_inputs_needing_gradients(frozen):
-    model, x = Chain(), an_input()
-    if frozen == "x":
-        x = x.detach()
-    else:
-        getattr(model, frozen).requires_grad_(False)
-    assert_same(outcome(model, x), outcome(model, x, Unstored))
-
-
-@pytest.mark.usefixtures("buffer")
-def test_repeated_and_partial_passes():
-    model, x = Chain(), an_input()
-    expected = outcome(model, x, Unstored)[1:]
-    loss = model(x).square().sum()
-    for some in (model.vectors[3], model.linears[2], model.constant[4]):
-        (got,) = torch.autograd.grad(loss, [some], retain_graph=True)
-        index = [t is some for t in tensors_of(model, x)].index(True)
-        torch.testing.assert_close(got, expected[index])
-    for _ in range(2):
-        got = torch.autograd.grad(loss, tensors_of(model, x), retain_graph=True)
-        assert_same(got, expected)
-
-
-@pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize("layer", range(5))
-def test_a_loss_that_does_not_reach_the_last_layers(layer):
-    model, x = Chain(), an_input()
-    grads = []
-    for ops in (depth, Unstored):
-        outs = model(x, ops, all_layers=True)
-        torch.autograd.grad(outs[-1].sum(), tensors_of(model, x), retain_graph=True)
-        loss = outs[layer].square().sum()
-        grads.append(torch.autograd.grad(loss, tensors_of(model, x), allow_unused=True))
-    for got, expected in zip(*grads, strict=True):
-        assert (got is None) == (expected is None)
-        if got is not None:
-            torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.usefixtures("buffer")
-def test_a_backward_inside_a_backward():
-    """A pass that a hook starts over the same graph does not mix with the one it interrupts."""
-    model, x = Chain(), an_input()
-    tensors, inner = tensors_of(model, x), []
-
-    def losses(ops):
-        outs = model(x, ops, all_layers=True)
-        return outs, outs[-1].square().sum(), outs[-1].sin().sum()
-
-    def nested(_):
-        if not inner:
-            inner.append(None)
-            inner[:] = torch.autograd.grad(inner_loss, tensors, retain_graph=True)
-
-    expected = [
-        torch.autograd.grad(loss, tensors, retain_graph=True) for loss in losses(Unstored)[1:]
-    ]
-    outs, loss, inner_loss = losses(depth)
-    outs[2].register_hook(nested)
-    assert_same(torch.autograd.grad(loss, tensors, retain_graph=True), expected[0])
-    assert_same(inner, expected[1])
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_a_watched_state_sees_its_whole_gradient(apart):
-    grads = []
-    for ops in (depth, Unstored):
-        x, seen = an_input(), []
-        state = ops.store(x * 2, (), 2, apart=apart)
-        state.retain_grad()
-        state.register_hook(seen.append)
-        states = [state, ops.store(x * 3, [state], 2, apart=apart)]
-        out = ops.mix(states, torch.ones(3, 2).double()).sum(0)
-        out = out + ops.mix(states, torch.ones(1, 2).double())[0]
-        (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
-        grads.append([state.grad, *seen, x.grad])
-    assert_same(*grads)
-
-
-@pytest.mark.usefixtures("buffer")
-def test_derivatives_once_and_twice():
-    model, x = Chain(3, 2, 2), an_input(1, 2, 2)
-    torch.autograd.gradcheck(model, (x,))
-    torch.autograd.gradgradcheck(model, (x,))
-    got = torch.autograd.grad(model(x).square().sum(), tensors_of(model, x), create_graph=True)
-    assert_same([gradient.detach() for gradient in got], outcome(model, x, Unstored)[1:])
-
-
-@pytest.mark.usefixtures("buffer")
-def test_transforms_of_functions():
-    model, x = Chain(), an_input()
-    got = torch.func.grad(lambda x: model(x).square().sum())(x.detach())
-    torch.testing.assert_close(got, outcome(model, x, Unstored)[1])
-
-
-@pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-def test_a_checkpoint_around_all_layers(reentrant):
-    model, x = Chain(), an_input()
-    y = checkpoint(model, x, use_reentrant=reentrant)
-    y.square().sum().backward()
-    got = [y.detach(), *(t.grad for t in tensors_of(model, x))]
-    assert_same(got, outcome(model, x, Unstored))
-
-
-@pytest.mark.usefixtures("buffer")
-def test_saved_tensors_that_come_back_as_copies():
-    model, x = Chain(), an_input()
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
-        got = outcome(model, x)
-    assert_same(got, outcome(model, x, Unstored))
-
-
-@pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize("tokens", [7, 131])
-def test_uninitialised_memory_is_never_read(tokens, monkeypatch):
-    model, x = Chain(), an_input(3, tokens)
-    monkeypatch.setattr(products, "_FEW", 200)
-    for owner, make in [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]:
-        real = getattr(owner, make)
-        monkeypatch.setattr(owner, make, lambda *a, real=real, **k: real(*a, **k).fill_(torch.nan))
-    assert all(t.isfinite().all() for t in outcome(model, x))
 
 
 def test_memory_is_the_states_and_no_more():
@@ -313,285 +249,144 @@ def test_memory_is_the_states_and_no_more():
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    x = an_input(2, 300)
+    x, history, outs = an_input(2, 300), (), []
     weights = [torch.randn(4, n).double().requires_grad_() for n in range(1, 7)]
     vectors = [torch.randn(1, 6).double().requires_grad_() for _ in weights]
-    states, outs = [depth.store(x)], []
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight, vector in zip(weights, vectors, strict=True):
-            outs += [depth.mix(states, weight), depth.score(states, vector)]
-            states.append(depth.store(x.detach().clone().requires_grad_()))
-    constant = sum(t.nbytes for t in (*weights, *vectors))
-    assert sum(kept.values()) == 6 * x.nbytes + constant
+            history = depth.append(history, x.detach().clone().requires_grad_(), 6)
+            mixed, history = depth.mix(history, weight, x.dtype)
+            scores, history = depth.score(history, vector)
+            outs += [mixed, scores]
+    assert sum(kept.values()) == 6 * x.nbytes + sum(t.nbytes for t in (*weights, *vectors))
 
 
-@pytest.mark.usefixtures("buffer")
-def test_a_backward_leaves_nothing():
-    model, x = Chain(), an_input(2, 300)
+def test_a_backward_leaves_nothing(model):
+    x = an_input(2, 300)
 
     def count():
         gc.collect()
         storages = (tensor.untyped_storage() for tensor in live_tensors())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
-    loss = model(x).square().sum()
+    loss = loss_of(model(x))
     torch.autograd.grad(loss, model.linears[0], retain_graph=True)
     forward = count()
-    torch.autograd.grad(loss, model.linears[3], retain_graph=True)
     torch.autograd.grad(loss, tensors_of(model, x), retain_graph=True)
     assert count() <= forward
 
 
-def test_states_that_follow_each_other_share_memory():
-    x = an_input()
-    states = [depth.store(x, (), 3)]
-    for k in (2, 3):
-        states.append(depth.store(x * k, states, 3))
-    matrix = products._shared_memory(states, x.dtype)
-    assert matrix.data_ptr() == states[0].data_ptr()
-    assert torch.equal(matrix, torch.stack([s.flatten(0, 1) for s in states], dim=1))
-    for others in (states[::-1], states[::2], [states[0], states[1].clone()]):
-        assert products._shared_memory(others, x.dtype) is None
-    assert products._shared_memory(states, torch.float32) is None
-
-
-def test_states_apart_lie_one_after_the_other():
-    x = an_input()
-    states = [depth.store(x, (), 4, apart=True)]
-    for k in (2, 3, 4):
-        states.append(depth.store(x * k, states, 4, apart=True))
-    assert all(state.is_contiguous() for state in states)
-    for some in (states, states[1:3]):
-        pieces = products._pieces(some, x.dtype)
-        assert pieces.data_ptr() == some[0].data_ptr()
-        assert torch.equal(pieces, torch.stack(some).flatten(1))
-    for others in (states[::-1], states[::2], [states[0], states[1].clone()]):
-        pieces = products._pieces(others, x.dtype)
-        assert pieces.data_ptr() != others[0].data_ptr()
-        assert torch.equal(pieces, torch.stack(others).flatten(1))
-    assert products._pieces(states, torch.float32).dtype == torch.float32
-
-
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_gradients_of_states_that_share_memory_are_added_to_it(apart, monkeypatch):
-    x, weights = an_input(), torch.ones(3, 2).double().requires_grad_()
-    states = [depth.store(x.sin(), (), 2, apart=apart)]
-    states.append(depth.store(states[0].sin(), states, 2, apart=apart))
-    mixed = depth.mix(states, weights)
-    calls, real = [], depth._Buffer.gradients
-    monkeypatch.setattr(depth._Buffer, "gradients", lambda *a: calls.append(a) or real(*a))
-    monkeypatch.delattr(products, "mix_gradients")
-    mixed.sum().backward()
-    assert len(calls) == 1
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_next_state_is_written_where_there_is_room(batch, apart):
+    x = an_input(batch)
+    (first,) = depth.append((), x, 2, apart=apart)
+    (_, read) = depth.score((first,), torch.ones(1, 6).double())
+    (second,) = depth.append(read, x * 2, 2, apart=apart)
+    (third,) = depth.append((second,), x * 3, 2, apart=apart)
+    (moved,) = depth.append((first.clone(),), x * 4, 2, apart=apart)
+    assert first.data_ptr() == second.data_ptr()
+    assert len({t.untyped_storage().data_ptr() for t in (first, third, moved)}) == 3
+    assert torch.equal(third, torch.stack([x, x * 2, x * 3]))
+    assert torch.equal(moved, torch.stack([x, x * 4]))
 
 
-def test_states_in_half_precision_share_no_memory():
-    """Products are in float32: none could read them there."""
-    x = an_input().detach().bfloat16().requires_grad_()
-    for apart in (False, True):
-        first = depth.store(x, (), 2, apart=apart)
-        second = depth.store(x * 2, [first], 2, apart=apart)
-        assert first.untyped_storage().nbytes() == x.nbytes
-        weights = torch.ones(3, 2, requires_grad=True)
-        mixed = depth.mix([first, second], weights)
-        (got,) = torch.autograd.grad(mixed.sum(), x)
-        assert mixed.dtype == got.dtype == torch.bfloat16 and torch.equal(
-            got, torch.full_like(x, 9)
-        )
-
-
-@pytest.mark.parametrize("needs_grad", [False, True])
-def test_tensors_of_other_classes_are_mixed(needs_grad):
+def test_tensors_of_other_classes_are_mixed():
     """As distributed tensors: their memory has no address."""
     noise = torch.Generator().manual_seed(3)
     states = [torch.randn(2, 3, 4, generator=noise) for _ in range(3)]
     weights = torch.randn(2, 3, generator=noise)
-    both = [TwoTensor(x, x.clone()).requires_grad_(needs_grad) for x in states]
-    stored = [depth.store(x, both[:j], 3, apart=True) for j, x in enumerate(both)]
-    mixed = depth.mix(stored, TwoTensor(weights, weights.clone()))
-    torch.testing.assert_close(mixed.a, naive.mix(states, weights))
-    if needs_grad:
-        grads = torch.autograd.grad(mixed.sum(), both)
-        for j, grad in enumerate(grads):
-            torch.testing.assert_close(grad.a, weights[:, j].sum().expand_as(grad.a))
-
-
-@pytest.mark.parametrize("kind", ["constant", "per token", "apart"])
-def test_sums_of_some_of_the_states_of_a_buffer(kind):
-    """Rows that do not begin with the first, some of them twice, and those of no buffer."""
-    x, per_token, apart = an_input(), kind == "per token", kind == "apart"
-    shape = (*x.shape[:2], 2, 2) if per_token else (2, 2)
-    noise = torch.Generator().manual_seed(2)
-    weights = torch.randn(4, *shape, generator=noise).double().requires_grad_()
-
-    def outs(ops):
-        states = [ops.store(x, (), 4, apart=apart)]
-        for _ in range(3):
-            states.append(ops.store(states[-1].sin() + x, states, 4, apart=apart))
-        pairs = [states[:2], states[2:], [states[2], states[0]], [states[3], x]]
-        return [y for w, pair in zip(weights, pairs, strict=True) for y in ops.mix(pair, w)]
-
-    got, expected = (
-        torch.autograd.grad(sum((i + 1) * y.square().sum() for i, y in enumerate(outs(ops))), both)
-        for ops, both in ((depth, (x, weights)), (Unstored, (x, weights)))
-    )
-    assert_same(got, expected)
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_many_gradients_at_once(apart):
-    """As in ``jacobian(vectorize=True)``."""
-    x = an_input()
-    states = [depth.store(x, (), 2, apart=apart)]
-    states.append(depth.store(states[0].sin(), states, 2, apart=apart))
-    y = sum((i + 1) * out for i, out in enumerate(depth.mix(states, x.new_ones(3, 2))))
-    many = torch.eye(6, dtype=y.dtype)[:, None, None].expand(6, *y.shape)
-    (together,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
-    one_by_one = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in many]
-    torch.testing.assert_close(together, torch.stack(one_by_one))
+    both, history = [TwoTensor(x, x.clone()).requires_grad_() for x in states], ()
+    for x in both:
+        history = depth.append(history, x, 3)
+    mixed, _ = depth.mix(history, TwoTensor(weights, weights.clone()), torch.float32)
+    torch.testing.assert_close(mixed.a, naive.mix(torch.stack(states), weights, torch.float32))
+    for j, grad in enumerate(torch.autograd.grad(mixed.sum(), both)):
+        torch.testing.assert_close(grad.a, weights[:, j].sum().expand_as(grad.a))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_no_sequence_at_all(device):
-    x = torch.empty(0, 3, 4, device=device, requires_grad=True)
-    states = [depth.store(x, (), 2)]
-    states.append(depth.store(states[0].sin(), states, 2))
-    weights = torch.ones(2, 2, device=device, requires_grad=True)
-    total = depth.mix(states, weights).sum()
-    for grad, of in zip(
-        torch.autograd.grad(total, (x, weights)),
-        (x, weights),
-        strict=True,
-    ):
-        assert grad.shape == of.shape
+    x = torch.empty(0, 3, 6, device=device, requires_grad=True)
+    model = Chain().float().to(device)
+    for got, of in zip(outcome(model, x)[1:], tensors_of(model, x), strict=True):
+        assert got.shape == of.shape
 
 
-def test_a_place_in_the_buffer_is_taken_once():
-    """Two ways to go on after the same states, as a layer that runs twice has, do not mix."""
-    x = an_input()
-    first = depth.store(x, (), 3)
-    one, other = depth.store(x * 2, [first], 3), depth.store(x * 3, [first], 3)
-    fourth = depth.store(x * 4, [first, one, other], 3)
-    beyond = depth.store(x * 5, [first, one, other, fourth], 3)
-    for k, state in enumerate((first, one, other, fourth, beyond), start=1):
-        assert torch.equal(state, x * k)
-    assert products._shared_memory([first, one], x.dtype) is not None
-    assert products._shared_memory([first, other], x.dtype) is None
+def count_calls(model, *inputs, **kwargs):
+    """Return the calls of a compiled forward and backward, and the numbers that are saved."""
+    counts = []
 
+    def compiler(graph, _):
+        nodes = list(graph.graph.nodes)
+        counts.append(sum(node.op == "call_function" for node in nodes))
+        if len(counts) == 1:
+            saved = nodes[-1].args[0]
+            counts.append(sum(getattr(node.meta["val"], "numel", int)() for node in saved))
+        return make_boxed_func(graph.forward)
 
-@pytest.mark.parametrize("change", [lambda x: x[:, 1:], lambda x: x.float(), lambda x: x[..., :4]])
-def test_a_state_of_another_kind_is_stored_by_itself(change):
-    x = an_input()
-    first = depth.store(x, (), 2)
-    assert torch.equal(depth.store(change(x), [first], 2), change(x))
-
-
-def test_a_stored_state_cannot_be_changed_in_place():
-    x = an_input()
-    first = depth.store(x, (), 2)
-    second = depth.store(x * 2, [first], 2)
-    (out,) = depth.mix([first, second], torch.ones(1, 2).double())
-    with torch.no_grad():
-        second.mul_(3)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-class Newest(nn.Module):
-    """Layers that read what ``mix_newest`` returns; the first reads one state."""
-
-    def __init__(self, layers):
-        super().__init__()
-        noise = torch.Generator().manual_seed(0)
-        self.layers = range(layers)
-        self.to_weights = nn.ParameterList(
-            torch.randn(2 * n, 6, generator=noise).double() / 4 for n in range(2, layers + 1)
-        )
-
-    def layer(self, i, x, *before, ops=depth):
-        weights = (x @ self.to_weights[i - 1].T).unflatten(-1, (2, i + 1)).tanh() if i else None
-        if ops is depth:
-            sums, new = depth.mix_newest(x, before, weights, len(self.layers))
-        else:
-            sums, new = x[None] if weights is None else naive.mix([*before, x], weights), (x,)
-        return sums[-1] + sums[0].tanh(), *before, *new
-
-    def forward(self, x, ops=depth):
-        state, outs = (x,), []
-        for i in self.layers:
-            state = self.layer(i, *state, ops=ops)
-            outs.append(state[0])
-        return outs
-
-
-# Of the compiler, which looks at the inputs of a single layer.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("loss_of", [2, 4], ids=["a middle layer", "the last layer"])
-@pytest.mark.parametrize("how", ["eager", "compiled", "layers", "some layers"])
-def test_the_newest_state_is_mixed_with_all_before_it(how, loss_of):
-    """Also where a compiler has one layer at a time, or the first layers alone."""
     torch.compiler.reset()
-    model, x = Newest(5), an_input()
-    expected = outcome_of(model(x, naive)[loss_of], model, x)
-    if how == "compiled":
-        outs = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-    else:
-        if how != "eager":
-            compiled = torch.compile(model.layer, fullgraph=True, backend="aot_eager")
-            eager, last = model.layer, 5 if how == "layers" else 2
-            model.layer = lambda i, *a, **k: (compiled if i <= last else eager)(i, *a, **k)
-        outs = model(x)
-    assert_same(outcome_of(outs[loss_of], model, x), expected)
-
-
-def test_a_graph_without_gradients_equals_the_equations():
-    torch.compiler.reset()
-    model, x = Chain(), an_input()
-    with torch.no_grad():
-        got = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-        torch.testing.assert_close(got, model(x, Unstored))
-
-
-def outcome_of(y, model, x):
-    tensors, loss = tensors_of(model, x), y.square().sum()
-    return [y.detach(), *torch.autograd.grad(loss, tensors, materialize_grads=True)]
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    out = torch.compile(model, fullgraph=True, backend=backend)(*inputs, **kwargs)
+    (out[-1] if isinstance(out, list) else out.logits).sum().backward()
+    forward, saved, backward = counts
+    return forward, backward, saved
 
 
 def test_compiled_calls_of_a_layer_do_not_grow():
-    """The graph is linear in depth, and what is saved of a layer is its state and weights."""
-    counts = {}
-
-    def compiler(depth, kind):
-        def count(graph, _):
-            nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
-            saved = next(node for node in graph.graph.nodes if node.op == "output").args[0]
-            counts[depth, kind] = len(nodes)
-            if kind == "forward":
-                counts[depth, "saved"] = sum(node.meta["val"].numel() for node in saved)
-            return make_boxed_func(graph.forward)
-
-        return count
-
-    for layers in (4, 8, 16):
-        torch.compiler.reset()
-        backend = aot_autograd(
-            fw_compiler=compiler(layers, "forward"),
-            bw_compiler=compiler(layers, "backward"),
-            partition_fn=min_cut_rematerialization_partition,
-        )
-        model, x = Newest(layers), an_input()
-        torch.compile(model, fullgraph=True, backend=backend)(x)[-1].sum().backward()
-    for kind in ("forward", "backward"):
-        grown = [counts[layers, kind] for layers in (4, 8, 16)]
-        assert grown[2] - grown[1] == 2 * (grown[1] - grown[0])
-    # Beside weights over depth and their vectors.
-    weights = [sum(2 * n * (2 * 14 + 6) for n in range(2, layers + 1)) for layers in (8, 16)]
-    assert counts[16, "saved"] - counts[8, "saved"] - 2 * (weights[1] - weights[0]) <= 8 * 6 * 84
+    """The graph is linear in depth."""
+    counts = {n: count_calls(Chain(n, sums=2), an_input(2, 50)) for n in (4, 8, 16)}
+    for at in (0, 1):
+        assert counts[16][at] - counts[8][at] == 2 * (counts[8][at] - counts[4][at])
 
 
-def test_scores_are_wide_under_autocast():
-    states, vectors = [torch.randn(2, 3, 8) for _ in range(2)], torch.randn(2, 8)
-    expected = naive.score(states, vectors)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        scores = naive.score(states, vectors)
-    assert scores.dtype == torch.float32 and torch.equal(scores, expected)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mudd", {}),
+        ("denseformer", {}),
+        ("lime_hidden", {"form": "dynamic"}),
+        ("dca", {}),
+        ("attention_residuals", {}),
+        ("attention_residuals", {"residual_form": "delta"}),
+    ],
+    ids=str,
+)
+def test_a_compiled_model_is_linear_in_depth(name, fields, ids):
+    counts = []
+    for layers in (4, 6, 8):
+        model = build(name, **{**TINY, "num_hidden_layers": layers}, **fields).train()
+        counts.append(count_calls(model, ids, use_cache=False)[:2])
+    for few, some, many in zip(*counts, strict=True):
+        assert many - some == some - few
+
+
+@pytest.mark.parametrize(
+    "name", ["mudd", "denseformer", "lime_hidden", "dca", "attention_residuals"]
+)
+def test_a_history_has_one_reader(name, ids):
+    """With two, autograd would add gradients as large as all states."""
+    readers, seen = {}, set()
+    loss = build(name, **TINY)(ids, labels=ids, use_cache=False).loss
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        for below, index in node.next_functions:
+            # X is the one output of `_Append`, and the second of `_Read`.
+            if type(below).__name__ in ("_AppendBackward", "_ReadBackward"):
+                readers.setdefault((below, index), []).append(node)
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    of_states = [
+        nodes
+        for (below, index), nodes in readers.items()
+        if type(below).__name__ == "_AppendBackward" or index == 1
+    ]
+    assert len(of_states) > TINY["num_hidden_layers"]
+    assert all(len(nodes) == 1 for nodes in of_states)

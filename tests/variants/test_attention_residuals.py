@@ -13,11 +13,11 @@ from layermem.variants.attention_residuals import AttentionResidualsConfig, sour
     [
         ({"residual_form": "block", "block_size": 3}, "= 8: one of 1, 2, 4, 8; got 3"),
         ({"residual_form": "block", "block_size": 0}, "got 0"),
-        ({"block_size": 2}, 'residual_form="full" has no blocks, got block_size=2'),
-        ({"residual_form": "delta", "block_size": 2}, 'residual_form="delta" has no blocks'),
+        ({"block_size": 2}, 'residual_form="full" has no block_size, got block_size=2'),
+        ({"residual_form": "delta", "block_size": 2}, 'residual_form="delta" has no block_size'),
         ({"residual_form": "blocks"}, "full.*block.*delta"),
-        ({"gate_init": 1.0}, 'residual_form="full" has no gate, got gate_init=1'),
-        ({"residual_form": "delta", "scale_by_sources": False}, "leave scale_by_sources=False out"),
+        ({"gate_init": 1.0}, 'residual_form="full" has no gate_init, got gate_init=1'),
+        ({"residual_form": "delta", "scale_by_sources": False}, "got scale_by_sources=False"),
     ],
 )
 def test_bad_fields_are_named(fields, message):

@@ -22,7 +22,7 @@ YARN = {
     ("fields", "message"),
     [
         ({"stride": 0}, "stride must be at least 1, got 0"),
-        ({"stride": 5}, "stride must be between 1 and the 4 layers, got 5"),
+        ({"stride": 5}, "stride must be at most the 4 layers, got 5"),
         ({"window": 1}, "window must be at least 2, got 1"),
         ({"window": 5}, "got 5"),
         ({"values": "rotated"}, "rotated"),

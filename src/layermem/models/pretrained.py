@@ -355,8 +355,9 @@ def _check_complete(
             )
         missing -= own
     kind = f"{type(model).__name__} with num_hidden_layers={model.config.num_hidden_layers}"
-    for problem, keys in (("lacks", missing - mismatched), ("has beside those", unexpected)):
+    for problem, keys in (
+        (f"lacks {{}} weights of a {kind}", missing - mismatched),
+        (f"has {{}} weights that a {kind} lacks", unexpected),
+    ):
         if keys:
-            raise ValueError(
-                f"{source} {problem} of a {kind} {len(keys)} weights, such as {min(keys)}"
-            )
+            raise ValueError(f"{source} {problem.format(len(keys))}, such as {min(keys)}")

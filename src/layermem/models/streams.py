@@ -21,7 +21,7 @@ from transformers import initialization
 
 from layermem.models.seams import Connection, DepthWeights, Norm, State, Stream, SubLayer
 from layermem.ops import streams as ops
-from layermem.ops.shared_gradient import autocast_disabled
+from layermem.ops.gradients import autocast_disabled
 
 
 class NormedProjection(nn.Module):

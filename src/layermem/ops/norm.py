@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layermem.ops.shared_gradient import equation_gradients, is_traced
+from layermem.ops.gradients import equation_gradients, is_traced
 
 # In which torch's norm on a CPU computes the formula bit for bit.
 _EQUAL_TO_TORCH = (torch.float32, torch.float64)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layermem.ops.shared_gradient import is_traced
+from layermem.ops.gradients import is_traced
 
 # Up to this many numbers a call costs more than its arithmetic.
 _FEW = 16384

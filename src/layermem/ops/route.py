@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from layermem.ops.shared_gradient import autocast_disabled
+from layermem.ops.gradients import autocast_disabled
 
 if TYPE_CHECKING:
     from layermem.ops.shared_buffer import Slots

@@ -53,7 +53,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import inverse_rms, mix, score, store
+from layermem.ops.depth import append, mix, score
 from layermem_base.number_ranges import FINITE, at_least, number
 
 _SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")
@@ -82,11 +82,6 @@ class AttentionResidualsConfig(DecoderConfig):
         size, count = self.block_size, 2 * self.num_hidden_layers
         if size is None:
             return
-        if self.residual_form != "block":
-            raise ValueError(
-                f'residual_form="{self.residual_form}" has no blocks, got block_size={size}; leave '
-                'it None or choose residual_form="block"'
-            )
         if count % size:
             choices = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
             raise ValueError(
@@ -94,18 +89,19 @@ class AttentionResidualsConfig(DecoderConfig):
                 f" one of {choices}; got {size}"
             )
 
-    def validate_gate_and_scale(self) -> None:
-        """Raise ``ValueError`` for a field that the form does not have."""
-        if self.gate_init and self.residual_form != "delta":
-            raise ValueError(
-                f'residual_form="{self.residual_form}" has no gate, got '
-                f'gate_init={self.gate_init:g}; leave it out or choose residual_form="delta"'
-            )
-        if not self.scale_by_sources and self.residual_form == "delta":
-            raise ValueError(
-                'residual_form="delta" adds its mixture behind a gate, and never scales it by its '
-                "sources: leave scale_by_sources=False out"
-            )
+    def validate_form(self) -> None:
+        """Raise ``ValueError`` for a field that ``residual_form`` does not have."""
+        is_delta = self.residual_form == "delta"
+        for name, value, is_absent in (
+            ("block_size", self.block_size, self.residual_form != "block"),
+            ("gate_init", self.gate_init, not is_delta),
+            ("scale_by_sources", not self.scale_by_sources, is_delta),
+        ):
+            if value and is_absent:
+                raise ValueError(
+                    f'residual_form="{self.residual_form}" has no {name}, got '
+                    f"{name}={getattr(self, name)}; leave it out"
+                )
 
     def sub_layers_per_block(self) -> int:
         """Return the block size in use; every sub-layer is a block in the full form."""
@@ -140,10 +136,17 @@ class SourceAttention(DepthWeights):
         self.query = nn.Parameter(torch.empty(width))
         self.gain = nn.Parameter(torch.empty(width))
 
-    def forward(self, states: list[Tensor], inverse: list[Tensor]) -> Tensor:
+    def forward(
+        self, history: list[Tensor], inverse: Tensor, open_block: Tensor | None = None
+    ) -> Tensor:
+        """Return the weights, and replace the history by the one to read next."""
         # w . RMSNorm(v) = (w * gain) . v / rms(v)
-        scores = score(states, (self.query * self.gain)[None])
-        return self.factor * (scores * torch.stack(inverse, dim=-1)[:, :, None]).softmax(-1)
+        vector = self.query * self.gain
+        scores, history[:] = score(tuple(history), vector[None])
+        if open_block is not None:
+            newest = open_block.to(scores.dtype) @ vector[:, None].to(scores.dtype)
+            scores = torch.cat([scores, newest[..., None]], dim=-1)
+        return self.factor * (scores * inverse[:, :, None]).softmax(-1)
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
@@ -172,7 +175,8 @@ class Gate(nn.Module):
 
 
 class Place(nn.Module):
-    """What is read at one place, of the state (x, v_0, 1 / rms(v_0), v_1, ...)."""
+    """What is read at one place, of x and, once there are sources, of their 1 / rms [B, T, S] and
+    their history."""
 
     def __init__(self, config: AttentionResidualsConfig, place: int) -> None:
         super().__init__()
@@ -191,38 +195,52 @@ class Place(nn.Module):
         self.gate = Gate(config.gate_init) if delta and sources else None
 
     def forward(self, x: Tensor, *completed: Tensor) -> tuple[Tensor, ...]:
-        """Return the mixture and the completed sources, of which some may be new."""
+        """Return the mixture and the completed sources, of which one may be new."""
         if self.completes:
-            completed = *completed, *self.complete(x, completed)
-        read = completed
-        if not (self.completes or self.delta):
-            # The open block alone, without memory for sources to come: it is read at this place.
-            read = *completed, *self.source(store(x))
-        states, inverse = list(read[::2]), list(read[1::2])
-        if self.weights is not None:
-            mixture = mix(states, self.weights(states, inverse)).squeeze(0)
-        elif states:
-            mixture = states[0]
+            completed = self.complete(x, completed)
+        if not completed:
+            return (x,)
+        inverse, *history = completed
+        mixture, read = self.mixture(x, history, inverse)
         if self.gate is not None:
             mixture = x + self.gate(mixture)
-        elif not states:
-            mixture = x
-        return mixture, *completed
+        return mixture, inverse, *read
 
-    def complete(self, v: Tensor, completed: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the source that comes after the completed ones, and its inverse rms."""
-        return self.source(store(v, completed[::2], self.room))
+    def mixture(
+        self, x: Tensor, history: list[Tensor], inverse: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the mixture, and the history to hand on."""
+        if self.weights is None:
+            # One source, which is the whole history.
+            return x if self.completes else history[-1].view(x.shape).to(x.dtype), history
+        if self.completes or self.delta:
+            weights = self.weights(history, inverse)
+            mixture, read = mix(tuple(history), weights, x.dtype)
+            return mixture.squeeze(0), read
+        # The open block is a source of this place alone.
+        inverse = torch.cat([inverse, self.inverse_rms(x)], dim=-1)
+        weights = self.weights(history, inverse, x)
+        mixture, read = mix(tuple(history), weights[..., :-1], weights.dtype)
+        own = weights[..., -1:] @ x[:, :, None].to(weights.dtype)
+        return (mixture.squeeze(0) + own.squeeze(2)).to(x.dtype), read
 
-    def source(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a stored source and its inverse rms."""
-        return v, inverse_rms(v, self.eps)
+    def complete(self, v: Tensor, completed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the completed sources with one more."""
+        inverse = self.inverse_rms(v)
+        if completed:
+            inverse = torch.cat([completed[0], inverse], dim=-1)
+        return inverse, *append(tuple(completed[1:]), v, self.room)
+
+    def inverse_rms(self, v: Tensor) -> Tensor:
+        """Return 1 / rms(v) of each token, [B, T, 1], in float32 at least."""
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
+        return torch.rsqrt(square / v.shape[-1] + self.eps)
 
 
 @final
 class OutputsStream(Stream):
-    """The open block's sum (delta: the residual), then the sources, each with its inverse rms."""
-
-    grows = True
+    """The open block's sum (delta: the residual), then the sources' inverse rms and history."""
 
     def __init__(self, config: AttentionResidualsConfig) -> None:
         super().__init__()
@@ -248,7 +266,7 @@ class AttendOverDepth(Connection):
     def write(self, carry: Any, y: Tensor) -> State:
         x, completed = carry
         if self.place.delta:
-            completed = *completed, *self.place.complete(y, completed)
+            completed = self.place.complete(y, completed)
         return (y if x is None else x + y, *completed)
 
 

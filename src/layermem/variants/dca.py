@@ -48,7 +48,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix, score, store
+from layermem.ops.depth import append, mix, score, stack
 from layermem_base.number_ranges import at_least, number
 
 
@@ -66,11 +66,11 @@ class DcaConfig(DecoderConfig):
     computes what the plain decoder does."""
 
     def validate_recent(self) -> None:
-        """Raise ``ValueError`` unless ``recent`` is None or between 1 and the number of layers."""
-        if self.recent is not None and not 1 <= self.recent <= self.num_hidden_layers:
+        """Raise ``ValueError`` if ``recent`` is larger than the number of layers."""
+        if self.recent is not None and self.recent > self.num_hidden_layers:
             raise ValueError(
-                f"recent must be None or between 1 and num_hidden_layers "
-                f"({self.num_hidden_layers}), got {self.recent}"
+                f"recent must be at most num_hidden_layers ({self.num_hidden_layers}), "
+                f"got {self.recent}"
             )
 
 
@@ -99,8 +99,10 @@ class TokenWeights(DepthWeights):
         self.vectors = nn.Parameter(torch.empty(len(readers), width))
         self.gate = nn.Parameter(torch.empty(len(readers))) if gated else None
 
-    def forward(self, states: list[Tensor], channel_mean: Tensor) -> Tensor:
-        dynamic = score(states, self.vectors).relu()
+    def forward(self, history: list[Tensor], channel_mean: Tensor) -> Tensor:
+        """Return the weights, and replace the history by the one to read next."""
+        scores, history[:] = score(tuple(history), self.vectors)
+        dynamic = scores.relu()
         if self.gate is not None:
             dynamic = self.gate[:, None] * dynamic
         return dynamic + channel_mean
@@ -133,25 +135,16 @@ class ChannelWeights(nn.Module):
 
 
 @final
-class AllOutputsStream(Stream):
-    """The residual, then the embedding and all layers' outputs."""
+class OutputsStream(Stream):
+    """The residual, then the history of the embedding and all layers' outputs, or with ``recent``
+    the sources of the next layer."""
 
-    grows = True
-
-    def __init__(self, layers: int) -> None:
+    def __init__(self, config: DcaConfig) -> None:
         super().__init__()
-        self.layers = layers
+        self.keeps_all, self.room = config.recent is None, config.num_hidden_layers + 1
 
     def begin(self, embeds: Tensor) -> State:
-        return embeds, store(embeds, room=self.layers)
-
-
-@final
-class RecentOutputsStream(Stream):
-    """The residual, then the sources of the next layer."""
-
-    def begin(self, embeds: Tensor) -> State:
-        return embeds, store(embeds)
+        return embeds, *(append((), embeds, self.room) if self.keeps_all else (embeds,))
 
 
 @final
@@ -161,42 +154,49 @@ class ReadThreeWays(Connection):
     def __init__(self, config: DcaConfig, layer_idx: int) -> None:
         super().__init__()
         self.ways, sources = _ways(config, layer_idx), source_names(config, layer_idx)
+        self.keeps_all = config.recent is None
         self.weights = TokenWeights(self.ways, sources, config.hidden_size, gated=config.gated)
         self.channels = ChannelWeights(len(self.ways), len(sources), config.hidden_size)
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
-        sources = list(state[1:])
+        x, *sources = state
+        history = sources if self.keeps_all else [*stack(sources)]
         mean, by_channel = self.channels()
-        sums = (mix(sources, self.weights(sources, mean)) + mix(sources, by_channel)).unbind()
+        weights = self.weights(history, mean)
+        by_token, read = mix(tuple(history), weights, x.dtype)
+        constant, read = mix(read, by_channel, x.dtype)
+        sums = (by_token + constant).unbind()
         inputs = dict(zip(self.ways, map(norm, sums), strict=True))
         query = inputs["query"]
         # Nothing reads the input of a part that is not projected.
-        read = query, inputs.get("key", query), inputs.get("value", query)
-        return read, (sums[0], state)
+        for_parts = query, inputs.get("key", query), inputs.get("value", query)
+        return for_parts, (sums[0], read if self.keeps_all else sources, x)
 
     def write(self, carry: Any, y: Tensor) -> State:
-        residual, state = carry
-        # The mlp reads the first; the other two are for its connection.
-        return residual + y, *state[1:], state[0], y
+        residual, sources, x = carry
+        # The mlp reads the first; the last two are for its connection.
+        return residual + y, *sources, x, y
 
 
 @final
 class AddOutput(Connection):
     """The connection of the mlp: appends the layer's output to the sources."""
 
-    def __init__(self, recent: int | None) -> None:
+    def __init__(self, config: DcaConfig) -> None:
         super().__init__()
-        self.recent = recent
+        self.recent, self.room = config.recent, config.num_hidden_layers + 1
 
     def read(self, state: State, norm: Norm) -> tuple[Tensor, Any]:
         return norm(state[0]), state[1:]
 
     def write(self, carry: Any, y: Tensor) -> State:
         *sources, x, y_attention = carry
-        output = store(y_attention + y, sources)
-        if self.recent is not None and len(sources) > self.recent:
+        output = y_attention + y
+        if self.recent is None:
+            return x + output, *append(tuple(sources), output, self.room)
+        if len(sources) > self.recent:
             embedding, *middle, oldest = sources[: len(sources) - self.recent + 1]
-            middle = [store(sum(middle, start=oldest))]
+            middle = [sum(middle, start=oldest)]
             sources = [embedding, *middle, *sources[len(sources) - self.recent + 1 :]]
         return x + output, *sources, output
 
@@ -218,17 +218,13 @@ class Dca(Variant[DcaConfig]):
 
     @classmethod
     def stream(cls, config: DcaConfig) -> Stream:
-        return (
-            AllOutputsStream(config.num_hidden_layers)
-            if config.recent is None
-            else RecentOutputsStream()
-        )
+        return OutputsStream(config)
 
     @classmethod
     def connection(cls, config: DcaConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
         if sub_layer == "attention":
             return ReadThreeWays(config, layer_idx)
-        return AddOutput(config.recent)
+        return AddOutput(config)
 
     @classmethod
     def extra_parameters(cls, config: DcaConfig) -> int:

@@ -33,7 +33,7 @@ from layermem.models.seams import (
     SubLayer,
     Variant,
 )
-from layermem.ops.depth import mix, store
+from layermem.ops.depth import append, mix
 from layermem_base.number_ranges import at_least, number
 
 
@@ -49,12 +49,12 @@ class DenseformerConfig(DecoderConfig):
     """Number of layers from one sum to the next; 1: there is one after every layer."""
 
     def validate_dilation_and_period(self) -> None:
-        """Raise ``ValueError`` unless both are between 1 and the number of layers."""
-        for name in ("dilation", "period"):
-            if not 1 <= getattr(self, name) <= self.num_hidden_layers:
+        """Raise ``ValueError`` if one is larger than the number of layers."""
+        for name, value in (("dilation", self.dilation), ("period", self.period)):
+            if value > self.num_hidden_layers:
                 raise ValueError(
-                    f"{name} must be between 1 and num_hidden_layers "
-                    f"({self.num_hidden_layers}), got {getattr(self, name)}"
+                    f"{name} must be at most num_hidden_layers ({self.num_hidden_layers}), "
+                    f"got {value}"
                 )
 
 
@@ -67,17 +67,14 @@ def source_depths(config: DenseformerConfig, depth: int) -> tuple[int, ...]:
 
 @final
 class OutputsStream(Stream):
-    """The residual, then the embedding and the output of every layer so far."""
-
-    grows = True
+    """The residual, then the history of the embedding and the output of every layer so far."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = layers
+        self.room = layers + 1
 
     def begin(self, embeds: Tensor) -> State:
-        embeds = store(embeds, room=self.layers + 1)
-        return embeds, embeds
+        return embeds, *append((), embeds, self.room, apart=True)
 
 
 @final
@@ -106,18 +103,19 @@ class ConstantDepthWeights(DepthWeights):
 class MixAfterLayer(Connection):
     """The connection of the mlp, the last sub-layer of a layer: x + y, then the sum over depth."""
 
-    def __init__(self, depths: tuple[int, ...]) -> None:
+    def __init__(self, config: DenseformerConfig, depth: int) -> None:
         super().__init__()
-        self.depths = depths
+        self.room, self.dilation = config.num_hidden_layers + 1, config.dilation
+        depths = source_depths(config, depth)
         self.weights = ConstantDepthWeights(depths) if depths else None
 
     def write(self, carry: Any, y: Tensor) -> State:
-        x, *outputs = carry
-        outputs.append(store(x + y, outputs))
+        x = carry[0] + y
+        history = append(carry[1:], x, self.room, apart=True)
         if self.weights is None:
-            return outputs[-1], *outputs
-        mixed = mix([outputs[j] for j in self.depths], self.weights()).squeeze(0)
-        return mixed, *outputs
+            return x, *history
+        mixed, history = mix(history, self.weights(), x.dtype, self.dilation)
+        return mixed.squeeze(0), *history
 
 
 @final
@@ -140,9 +138,7 @@ class Denseformer(Variant[DenseformerConfig]):
     def connection(
         cls, config: DenseformerConfig, layer_idx: int, sub_layer: SubLayer
     ) -> Connection:
-        if sub_layer == "mlp":
-            return MixAfterLayer(source_depths(config, layer_idx + 1))
-        return super().connection(config, layer_idx, sub_layer)
+        return MixAfterLayer(config, layer_idx + 1) if sub_layer == "mlp" else Connection()
 
     @classmethod
     def extra_parameters(cls, config: DenseformerConfig) -> int:

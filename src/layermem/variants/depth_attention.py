@@ -47,7 +47,7 @@ from layermem.models.seams import (
     ParameterOverride,
     Variant,
 )
-from layermem.ops.depth_attention import mix, score, store
+from layermem.ops.depth_attention import mix, score
 from layermem.ops.route import Slot
 from layermem_base.number_ranges import at_least, number
 
@@ -67,21 +67,13 @@ class DepthAttentionConfig(DecoderConfig):
     gate: Literal["none", "layer", "head"] = "none"
     """A learned share, initially 0, of what is read: of each "layer" or "head"; "none": all."""
 
-    def validate_stride(self) -> None:
-        """Raise ``ValueError`` unless ``stride`` fits the depth."""
-        if not 1 <= self.stride <= self.num_hidden_layers:
-            raise ValueError(
-                f"stride must be between 1 and the {self.num_hidden_layers} layers, "
-                f"got {self.stride}"
-            )
-
-    def validate_window(self) -> None:
-        """Raise ``ValueError`` unless ``window`` fits the depth."""
-        if self.window is not None and not 2 <= self.window <= self.num_hidden_layers:
-            raise ValueError(
-                "window counts the own layer and at least one before it, and must be between 2 and "
-                f"the {self.num_hidden_layers} layers, or None for all; got {self.window}"
-            )
+    def validate_stride_and_window(self) -> None:
+        """Raise ``ValueError`` unless both fit the depth."""
+        for name, value in (("stride", self.stride), ("window", self.window)):
+            if value is not None and value > self.num_hidden_layers:
+                raise ValueError(
+                    f"{name} must be at most the {self.num_hidden_layers} layers, got {value}"
+                )
 
 
 @final
@@ -98,8 +90,7 @@ class DepthSoftmax(DepthWeights):
         """Return [B, T, G, S] from the query [B, H, T, E] and S keys [B, G, T, E]."""
         pooled = query.unflatten(1, (len(self.readers), -1)).mean(2)
         scores = score(pooled, keys) * self.scaling
-        # Over the first dimension of its memory, which it would otherwise copy.
-        return scores.movedim(-1, 0).softmax(0).movedim(0, -1)
+        return scores.softmax(-1)
 
 
 @final
@@ -122,7 +113,7 @@ class DepthAttentionMemory(Memory):
         mixed = mix(self.weights(query, keys), values)
         if self.gate is not None:
             mixed = value + self.gate.to(value.dtype)[:, None, None] * (mixed - value)
-        return key, store(mixed)
+        return key, mixed
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         raise DependsOnInput("depth attention chooses values by the query of each token")
@@ -133,8 +124,7 @@ class DepthAttention(Variant[DepthAttentionConfig]):
     """Differences from the plain decoder:
 
     * memory: layers after the first choose among values of several layers;
-    * what a layer hands on: mixed values;
-    * slots: their gradients are computed once for all layers that read them.
+    * what a layer hands on: mixed values.
     """
 
     source = "2606.05014"
@@ -159,10 +149,6 @@ class DepthAttention(Variant[DepthAttentionConfig]):
     @classmethod
     def hands_on(cls, config: DepthAttentionConfig) -> HandedOn:
         return "read" if config.values == "mixed" else "own"
-
-    @classmethod
-    def store(cls, key: Tensor, value: Tensor) -> Slot:
-        return store(key), store(value)
 
     @classmethod
     def extra_parameters(cls, config: DepthAttentionConfig) -> int:

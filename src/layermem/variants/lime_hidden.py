@@ -45,12 +45,11 @@ from layermem.models.seams import (
     Norm,
     ParameterOverride,
     State,
-    Stream,
     SubLayer,
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix, store
+from layermem.ops.depth import append, mix
 
 
 @strict
@@ -63,13 +62,6 @@ class LimeHiddenConfig(DecoderConfig):
     """Weights over depth: "static" constant, "dynamic" computed from each token's state."""
     gate: bool = False
     """Whether each head has a learned share, initially 0, of the mixture."""
-
-
-@final
-class NormedInputsStream(Stream):
-    """The residual, then the normed input of every layer's attention so far."""
-
-    grows = True
 
 
 @final
@@ -125,12 +117,14 @@ class HeadMixtures(Connection):
         self.weights, self.is_static, self.room = weights, is_static, room
 
     def read(self, state: State, norm: Norm) -> tuple[Inputs, State]:
-        normed = store(norm(state[0]), state[1:], self.room, apart=self.is_static)
-        carry = (*state, normed)
+        # The state is the residual, then the history of the normed inputs.
+        x, history = state[0], state[1:]
+        normed = norm(x)
+        history = append(history, normed, self.room, apart=self.is_static)
         if self.weights is None:
-            return normed, carry
-        mixtures = mix(carry[1:], self.weights(normed))
-        return (normed, mixtures, mixtures), carry
+            return normed, (x, *history)
+        mixtures, history = mix(history, self.weights(normed), normed.dtype)
+        return (normed, mixtures, mixtures), (x, *history)
 
 
 class TopPMethods(PreTrainedDecoder):
@@ -165,8 +159,8 @@ class TopPMethods(PreTrainedDecoder):
 class LimeHidden(Variant[LimeHiddenConfig]):
     """Differences from the plain decoder:
 
-    * stream: the normed inputs of all layers' attention are kept;
-    * connection of attention: keys and values have an input for each head;
+    * connection of attention: keys and values have an input for each head, mixed of the normed
+      inputs of all layers so far;
     * optimiser: a learning rate of 1e-2.
     """
 
@@ -184,10 +178,6 @@ class LimeHidden(Variant[LimeHiddenConfig]):
     @classmethod
     def inputs_by_head(cls, config: LimeHiddenConfig) -> bool:
         return True
-
-    @classmethod
-    def stream(cls, config: LimeHiddenConfig) -> Stream:
-        return NormedInputsStream()
 
     @classmethod
     def connection(

@@ -54,9 +54,9 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix_newest, stored_states
+from layermem.ops.depth import append, count, mix
+from layermem.ops.gradients import is_traced
 from layermem.ops.norm import rms_norm
-from layermem.ops.shared_gradient import is_traced
 
 # Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
 # arithmetic.
@@ -89,10 +89,15 @@ class MuddWeights(DepthWeights):
         self.static = nn.Parameter(torch.empty(len(readers), len(self.sources)))
 
     def forward(self, x: Tensor) -> Tensor:
-        unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
-        hidden = _gelu(nn.functional.linear(unit, self.inner))
-        dynamic = nn.functional.linear(hidden, self.outer)
-        return dynamic.unflatten(-1, self.static.shape) + self.static
+        linear, shape = nn.functional.linear, (*x.shape[:-1], *self.static.shape)
+        if torch.is_grad_enabled() or is_traced() or not x.is_cpu or x.numel() > _FEW:
+            unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
+            hidden = nn.functional.gelu(linear(unit, self.inner))
+        else:
+            hidden = linear(torch.rms_norm(x, x.shape[-1:], None, self.eps), self.inner)
+            # torch's own calls oneDNN, whose set-up costs more than the arithmetic of a few tokens.
+            hidden = hidden * torch.special.ndtr(hidden)
+        return linear(hidden, self.outer).view(shape) + self.static
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
@@ -105,13 +110,6 @@ class MuddWeights(DepthWeights):
         static = torch.zeros(self.static.shape, device="cpu")
         static[:, -1] = float(self.starts_at_newest)
         initialization.copy_(self.static, static)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    if torch.is_grad_enabled() or is_traced() or not x.is_cpu or x.numel() > _FEW:
-        return nn.functional.gelu(x)
-    # torch's own calls oneDNN, whose set-up costs more than the arithmetic of a few tokens.
-    return x * torch.special.ndtr(x)
 
 
 @final
@@ -133,7 +131,7 @@ class MixtureNorm(RMSNorm):
 
 
 class Place(nn.Module):
-    """What layer ``layers`` + 1 or the final norm reads, of the state (X_i, X_0, ..., X_(i-1))."""
+    """What layer ``layers`` + 1 or the final norm reads, of X_i and the history of those before."""
 
     def __init__(self, config: MuddConfig, layers: int, readers: tuple[str, ...]) -> None:
         super().__init__()
@@ -144,17 +142,17 @@ class Place(nn.Module):
         norms = (MixtureNorm(width, eps) for _ in readers)
         self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
 
-    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the ways read, [ways, B, T, D], and what is appended to the sources."""
+    def forward(self, x: Tensor, *history: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the ways read, [ways, B, T, D], and the history with X_i."""
         newest = x if self.source_norm is None else self.source_norm(x)
-        weights = None if self.weights is None else self.weights(x)
-        mixtures, new = mix_newest(newest, sources, weights, self.room)
-        if weights is None:
-            return x[None], new
+        history = append(history, newest, self.room)
+        if self.weights is None:
+            return x[None], history
+        mixtures, history = mix(history, self.weights(x), newest.dtype)
         if self.mixture_norms is not None:
             pairs = zip(self.mixture_norms, mixtures.unbind(), strict=True)
             mixtures = torch.stack([x + norm(mixture) for norm, mixture in pairs])
-        return mixtures, new
+        return mixtures, history
 
 
 @final
@@ -178,14 +176,12 @@ class Gains(nn.Module):
 
 @final
 class OutputsStream(Stream):
-    """The residual, then the sources: the embedding and the output of every completed layer."""
-
-    grows = True
+    """The residual, then the history of the embedding and the output of every completed layer."""
 
     def __init__(self, config: MuddConfig) -> None:
         super().__init__()
         self.place = Place(config, config.num_hidden_layers, ("residual",))
-        self.count = config.num_hidden_layers + 1
+        self.layers = config.num_hidden_layers
 
     def end(self, state: State) -> Tensor:
         """Return the last mixture.
@@ -193,7 +189,7 @@ class OutputsStream(Stream):
         A decoder that leaves out its last layers, as one that drafts for itself does, has none for
         the sources it has: it ends with its newest output.
         """
-        if len(stored_states(state)) != self.count:
+        if count(state[1:]) != self.layers:
             return state[0]
         mixtures: Tensor = self.place(*state)[0]
         return mixtures.squeeze(0)
@@ -210,19 +206,14 @@ class ReadFourWays(Connection):
         self.gains = Gains(config.hidden_size, parts) if layers and parts else None
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
-        mixtures, new = self.place(*state)
-        count = len(mixtures)
+        mixtures, history = self.place(*state)
         # The first layer reads one state for all.
-        inputs, residual = mixtures.split((count - 1, 1)) if count > 1 else (mixtures, mixtures)
+        inputs, residual = mixtures[:-1] if len(mixtures) > 1 else mixtures, mixtures[-1]
         query, *others = norm(inputs).unbind()
         parts = {} if self.gains is None else self.gains(*others)
         # Nothing reads the input of a part that is not projected.
         read = query, parts.get("key", query), parts.get("value", query)
-        return read, (residual.squeeze(0), *state[1:], *new)
-
-    def write(self, carry: Any, y: Tensor) -> State:
-        residual, *sources = carry
-        return residual + y, *sources
+        return read, (residual, *history)
 
 
 @final
