@@ -246,10 +246,10 @@ ROUTER = "model.layers.2.self_attn.memory.weight"
     [
         (lambda w: w.pop(ROUTER), ROUTER),
         (lambda w: w.pop("model.layers.2.mlp.up_proj.weight"), "model.layers.2.mlp.up_proj"),
-        (lose_a_layer, " 9 weights, such as model.layers.1"),
+        (lose_a_layer, " 9 weights .*, such as model.layers.1"),
         (wrap, "embed_tokens.weight"),
         *(
-            (lambda w, name=name: w.update({name: torch.ones(32)}), f"1 weights, such as {name}")
+            (lambda w, name=name: w.update({name: torch.ones(32)}), f"1 weights .*, such as {name}")
             for name in (
                 *("model.norm.bias", "lm_head.bias", "model.stream.mix.weight"),
                 "model.embed_positions.weight",
