@@ -61,7 +61,7 @@ test-real: $(VENV)/.installed-real
 # processes.
 RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py tests/models \
 	-k "not second_derivatives and not equations_written_out and not closed_form and not identity_setting" \
-	$(addprefix --ignore=tests/models/test_,distributed.py registry.py seams.py slot_buffer.py stages.py) \
+	$(addprefix --ignore=tests/models/test_,distributed.py registry.py seams.py shared_buffer.py stages.py) \
 	tests/convert tests/retrofit tests/generation/test_generate.py \
 	tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
 

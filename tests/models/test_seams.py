@@ -69,8 +69,6 @@ class Several(Variant):
 class Everything(Stream):
     """One residual, and every earlier layer's output beside it: a state that grows."""
 
-    grows = True
-
     def begin(self, embeds):
         return embeds, embeds
 
@@ -320,15 +318,6 @@ def test_the_first_tensor_of_a_state_is_what_hidden_states_show(name, model, ids
     with torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states
     assert [tuple(state.shape) for state in states] == [(3, 11, 32)] * 5
-
-
-def test_a_growing_state_passes_each_tensor_once(ids):
-    cls, config = DECLARED["growing"]
-    model, counts = cls(config(**TINY)), []
-    for layer in model.model.layers:
-        layer.register_forward_hook(lambda _, args, out: counts.append((len(args), len(out))))
-    model(ids)
-    assert counts == [(2, 2), (3, 2), (4, 2), (5, 2)]
 
 
 def test_cached_decoding(name, model, ids):

@@ -46,7 +46,6 @@ class Attention(nn.Module):
             self.add_module(name, kind(width, kv_width, bias=bias))
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
-        self.store = variant.store
         self.hands_on = variant.hands_on(config)
         # Whether other layers attend to what it attends to.
         self.lends = False
@@ -110,9 +109,10 @@ class Attention(nn.Module):
             key, value = self.memory(query, slots)
             handed = slots.handed
         else:
-            own = self.store(key, value)
+            handed = own = (key, value)
             key, value = self.memory(query, (*slots, own))
-            handed = (key, value) if self.hands_on == "read" else own
+            if self.hands_on == "read":
+                handed = (key, value)
         query, key = rotate_both(query, key, *rope)
         key, value = update_cache(kwargs.pop(CACHE, None), key, value, self.layer_idx, kwargs)
         return query, key, value, handed

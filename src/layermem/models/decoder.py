@@ -4,8 +4,7 @@ The forward of one layer, with the parts that a variant may replace marked:
 
     x = connection.read(state, norm)                variant
     q, k, v = projections of x
-    own slot = store(k, v)                          variant
-    k, v = memory(q, slots of sources + own)        variant; before rope
+    k, v = memory(q, slots of sources + (k, v))     variant; before rope
     q, k = rope(q, k); the cache; attention; o_proj -> y
     a layer that borrows has q alone: k, v = memory(rope(q), what its lenders attend to)
     state = connection.write(carry, y)              variant
@@ -52,14 +51,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     that need gradients among the positional arguments only, not inside tuples.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        variant: type[Variant[Any]],
-        layer_idx: int,
-        *,
-        stream_grows: bool,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, variant: type[Variant[Any]], layer_idx: int) -> None:
         super().__init__()
         self.layer_idx = layer_idx
         # The layers whose slots it reads, and whether a later layer reads its own: set by
@@ -67,7 +59,6 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.sources: tuple[int, ...] = ()
         self.is_source = False
         self.lenders = variant.lenders(config, layer_idx)
-        self.stream_grows = stream_grows
         attention = SharedAttention if self.lenders else Attention
         self.self_attn = attention(config, variant, layer_idx)
         self.mlp = MLP(config)
@@ -96,8 +87,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, ...]:
         """Run the layer on (*state, *what it ``reads``), all as single tensors.
 
-        Returns (*state, *what it ``hands_on``). Of a state that grows (``Stream.grows``) only the
-        first tensor and the new ones are returned. ``kwargs`` are those of attention.
+        Returns (*state, *what it ``hands_on``). ``kwargs`` are those of attention.
 
         An example: layer 2 of LIMe is called with (x, k_0, v_0, k_1, v_1), where x is the whole
         state, and returns (x, k_2, v_2); where layers share a buffer it is called with x and the
@@ -117,12 +107,12 @@ class DecoderLayer(GradientCheckpointingLayer):
         y, _, *handed = self.self_attn(inputs, slots, **kwargs)
         state = self.attn_connection.write(carry, y)
         inputs, carry = self.mlp_connection.read(state, self.post_attention_layernorm)
-        x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
+        state = self.mlp_connection.write(carry, self.mlp(inputs))
 
         if buffer is None and not self.is_source:
             # Nobody reads its slot.
             handed = handed[-2:] if self.self_attn.lends else []
-        return (x, *(new[n_state:] if self.stream_grows else new), *handed)
+        return *state, *handed
 
 
 def run_layer(
@@ -130,21 +120,19 @@ def run_layer(
     state: State,
     handed: dict[Handed, tuple[Tensor, ...]],
     kwargs: Mapping[str, Any],
-    *,
-    grows: bool,
 ) -> State:
     """Run one layer on the state and on what earlier layers have ``handed`` on; return the state.
 
-    What it hands on itself is added. ``grows``: whether states grow (``Stream.grows``).
+    What it hands on itself is added.
     """
     shared = kwargs.get("shared")
     read = (tensor for name in layer.reads(shared) for tensor in handed[name])
-    x, *new = layer(*state, *read, **kwargs)
+    new = layer(*state, *read, **kwargs)
     for name in reversed(layer.hands_on(shared)):
         count = shared.handed_by(layer.layer_idx) if shared and name == _BUFFER else 2
         n_others = len(new) - count
-        new, handed[name] = new[:n_others], tuple(new[n_others:])
-    return (x, *state[1:], *new) if grows else (x, *new)
+        new, handed[name] = new[:n_others], new[n_others:]
+    return new
 
 
 class Decoder(PreTrainedDecoder):
@@ -163,8 +151,7 @@ class Decoder(PreTrainedDecoder):
             config.vocab_size, config.hidden_size, padding_alone(config)
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(config, variant, i, stream_grows=stream.grows)
-            for i in range(config.num_hidden_layers)
+            DecoderLayer(config, variant, i) for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
@@ -242,7 +229,7 @@ class Decoder(PreTrainedDecoder):
         for i, layer in enumerate(layers):
             if is_cut and i == self.without_cache_from:
                 state, layer_kwargs = cut(state, layer_kwargs)
-            state = run_layer(layer, state, handed, layer_kwargs, grows=self.stream.grows)
+            state = run_layer(layer, state, handed, layer_kwargs)
             for name in self._to_free[i]:
                 handed.pop(name, None)
         return BaseModelOutputWithPast(

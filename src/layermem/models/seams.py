@@ -148,9 +148,6 @@ class Stream(nn.Module):
     the constructor draws no random numbers (use ``torch.empty``, then ``Variant.init_weights``).
     """
 
-    # False: the state that a layer returns replaces the old one. True: the first tensor is replaced
-    # and the others are only appended to, so that a layer returns the first and the new ones.
-    grows: ClassVar[bool] = False
     # True: the first tensor is computed from the others for those who look at it, and nothing reads
     # it, so that it has no gradient.
     shows_reduction: ClassVar[bool] = False
@@ -270,11 +267,6 @@ class Variant(Generic[ConfigT]):
         return ()
 
     @classmethod
-    def store(cls, key: Tensor, value: Tensor) -> Slot:
-        """Return the slot of a layer: the same key and value, in the layout its readers want."""
-        return key, value
-
-    @classmethod
     def hands_on(cls, config: ConfigT) -> HandedOn:
         """Return which slot of a layer later layers read: its own, or what its memory returned."""
         return "own"
@@ -338,7 +330,7 @@ class Variant(Generic[ConfigT]):
 
 # The methods of ``Variant`` that fill each seam.
 SEAMS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("sources", "memory", "store", "hands_on", "projects", "lenders", "entries_read"),
+    "memory": ("sources", "memory", "hands_on", "projects", "lenders", "entries_read"),
     "stream": ("stream", "connection", "inputs_by_head"),
 }
 

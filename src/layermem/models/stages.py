@@ -66,7 +66,7 @@ class DecoderStage(nn.Module):
         self.model.rotary_emb = decoder.rotary_emb
         # The stream begins in the first stage and ends, perhaps with weights, in the last.
         stream = decoder.stream
-        self.grows, self.shows_reduction = stream.grows, stream.shows_reduction
+        self.shows_reduction = stream.shows_reduction
         self._begin = stream.begin
         if self.is_first:
             self.model.embed_tokens = decoder.embed_tokens
@@ -85,7 +85,7 @@ class DecoderStage(nn.Module):
             "position_ids": positions,
         }
         for layer in self.model.layers.values():
-            state = run_layer(layer, state, handed, kwargs, grows=self.grows)
+            state = run_layer(layer, state, handed, kwargs)
         if self.is_last:
             logits: Tensor = self.lm_head(self.model.norm(self.model.stream.end(state)))
             return logits
