@@ -284,15 +284,15 @@ def tracked():
 
 # Lines of Python that a room may have. A number may fall; it rises by what another room gives.
 ROOMS = {
-    "src/layermem": 9_800,
+    "src/layermem": 9_700,
     "src/layermem/ops": 1_340,
-    "src/layermem/models": 3_350,
-    "src/layermem/variants": 2_400,
+    "src/layermem/models": 3_360,
+    "src/layermem/variants": 2_530,
     "src/layermem/retrofit": 1_470,
     "src/layermem/convert": 480,
     "src/layermem/generation": 500,
     "src/layermem_base": 370,
-    "src/layermem_bench": 32_600,
+    "src/layermem_bench": 32_200,
     "tests": 41_600,
 }
 FILES = {
