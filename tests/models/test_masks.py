@@ -58,6 +58,17 @@ def test_a_mask_is_one_of_all_tokens(model, ids, kind):
                 model(ids, attention_mask=torch.ones(shape, dtype=torch.long))
 
 
+@pytest.mark.parametrize("entry", ["lime"], indirect=True)
+def test_masks_and_positions_of_other_shapes_or_kinds_are_refused(model, ids):
+    """By one row for all, each token would see those after it; numbers to be added hide nothing."""
+    zeros = torch.zeros(3, 1, 1, 11)
+    wrong = [{"attention_mask": mask} for mask in (zeros, zeros == 0, zeros.squeeze() - 1e9)]
+    wrong += [{"position_ids": torch.arange(3)[:, None]}, {"position_ids": torch.arange(5)[None]}]
+    for given in wrong:
+        with pytest.raises(ValueError, match=next(iter(given))):
+            model(ids, **given)
+
+
 def test_packed_documents_beside_a_mask_of_tokens_are_refused(model, packed):
     ids, positions = packed
     mask = torch.ones_like(ids)

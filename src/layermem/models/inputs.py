@@ -108,30 +108,43 @@ def check_inputs(
     hidden = cache is not None and (
         hides_values(embeds) or (embeds.is_cuda and cache.is_compileable)
     )
-    past = 0
+    past = 0 if cache is None or hidden or attention_mask is None else int(cache.get_seq_length())
     if attention_mask is not None:
-        past = 0 if cache is None or hidden else int(cache.get_seq_length())
         _check_mask(attention_mask, embeds, past)
     if "flash" not in implementation:
         _check_packed(kwargs, position_ids, alone=cache is None and attention_mask is None)
-    if position_ids is None or position_ids.is_meta or position_ids.shape[-1] == 1:
+    if position_ids is not None:
+        # Flash attention may look at positions itself.
+        looks = not (hidden or "flash" in implementation)
+        seen = attention_mask[:, past:] if attention_mask is not None and looks else None
+        stores = cache is not None and attention_mask is None
+        _check_positions(position_ids, embeds, seen, stores=stores)
+
+
+def _check_positions(
+    position_ids: Tensor, embeds: Tensor, seen: Tensor | None, *, stores: bool
+) -> None:
+    """Raise where positions would be those of several documents that nothing keeps apart.
+
+    ``seen``: a mask, from the first of these tokens on; ``stores``: there is a cache, and no mask.
+    """
+    if position_ids.shape[-1] != embeds.shape[1]:
+        raise ValueError(
+            f"position_ids must have one for each of {embeds.shape[1]} tokens, got "
+            f"{list(position_ids.shape)}"
+        )
+    if position_ids.is_meta or position_ids.shape[-1] == 1:
         return
-    if attention_mask is None and cache is not None:
+    if stores:
         _refuse_where(
             _departs(position_ids),
             "position_ids that do not go up one by one are those of several documents, which a "
             "cache does not keep apart: leave the cache out (use_cache=False), or give an "
             "attention_mask of 4 dimensions",
         )
-    # Flash attention may look at positions itself.
-    if attention_mask is not None and not (hidden or "flash" in implementation):
-        _check_anew(position_ids, attention_mask, past)
-
-
-def _check_anew(position_ids: Tensor, attention_mask: Tensor, past: int) -> None:
-    """Raise if positions begin anew within a row, other than after padding."""
-    if attention_mask.ndim == 2:
-        seen = attention_mask[:, past : past + position_ids.shape[-1]].bool()
+    if seen is not None and seen.ndim == 2:
+        # They may begin anew after padding.
+        seen = seen[:, : position_ids.shape[-1]].bool()
         anew = (position_ids.diff(dim=-1) < 0) & seen[:, 1:] & seen[:, :-1]
         _refuse_where(
             anew.any(),
@@ -143,14 +156,23 @@ def _check_anew(position_ids: Tensor, attention_mask: Tensor, past: int) -> None
 
 def _check_mask(attention_mask: Tensor, embeds: Tensor, past: int) -> None:
     """Raise if a mask of tokens (2-D) is not one of all tokens: what is missing on the right is
-    taken for padding. One that is added to scores is not of integers."""
+    taken for padding. One that is added to scores is not of integers, and has a row for each."""
+    is_added = attention_mask.is_floating_point()
     if attention_mask.ndim != 2:
-        if attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
+        is_of_kind = is_added or attention_mask.dtype == torch.bool
+        if not is_of_kind or attention_mask.shape[-2] != embeds.shape[1]:
             raise ValueError(
-                f"an attention_mask of {attention_mask.ndim} dimensions is added to scores, and "
-                f"one of {attention_mask.dtype} would hide nothing: give booleans (.bool())"
+                f"an attention_mask of {attention_mask.ndim} dimensions is added to scores: give "
+                f"booleans (.bool()) with a row for each of the {embeds.shape[1]} tokens, got "
+                f"{attention_mask.dtype} and {list(attention_mask.shape)}"
             )
         return
+    if is_added and not attention_mask.is_meta:
+        _refuse_where(
+            (attention_mask < 0).any(),
+            "an attention_mask of tokens (2-D) has negative numbers, as one that is added to "
+            "scores: give 1 for each token that is seen, 0 for padding",
+        )
     (batch, length), (rows, columns) = embeds.shape[:2], attention_mask.shape
     if rows != batch or columns < past + length:
         raise ValueError(

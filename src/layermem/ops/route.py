@@ -105,7 +105,7 @@ class Place(NamedTuple):
 class Begin(torch.autograd.Function):
     """Make X, its tokens, and P if there are groups; in the backward, the routers' gradients."""
 
-    # Without *weights: where a forward has as many tensors as names, dynamo leaves ``ctx`` out.
+    # No *weights: dynamo takes a forward with as many tensors as it has names for one without ctx.
     @staticmethod
     def forward(
         ctx: Any,
@@ -148,6 +148,7 @@ class Layer(torch.autograd.Function):
         ctx.save_for_backward(*w, *(x if at.is_last else () if compiling else slot))
         ctx.at, ctx.n_weights, ctx.shape = at, len(w), shape
         read, routed = slice(max(at.first_read * at.rows, near.start), own.stop), []
+        # Of keys, i = 0, and of values; w[-i] is the weight of the part, or the one for both.
         with autocast_disabled(x_k):
             if near.start and own.start == near.start:
                 p = [w[-i][near, : near.start] @ x[i][: near.start] for i in (0, 1)]
@@ -184,7 +185,7 @@ class Layer(torch.autograd.Function):
             and kept
             and kept[0].untyped_storage().data_ptr() != x[0].untyped_storage().data_ptr()
         ):
-            # This is not the X of the forward.
+            # This X is new, as a pass began below the last layer, or the slot is a copy.
             x, _ = _put_both(x, own, kept, ctx.shape)
         d, _ = _put_both(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
         readers = slice(own.start if at.routes else own.stop, near.stop)

@@ -101,6 +101,8 @@ def _prepare(
             "routers; attach before wrapping or sharding the model"
         )
     attentions, shape = measure(model, owner, host)
+    if settings["router"] == "average":
+        raise ValueError('router must be "full", "last" or "first", which start as the identity')
     fields: dict[str, Any] = {f"router_{name}": value for name, value in settings.items()}
     fields["router"] = fields.pop("router_router")
     config = LimeConfig(num_hidden_layers=len(attentions), router_init=init, **fields)

@@ -170,10 +170,12 @@ class Attachment:
 def attachment_of(model: nn.Module) -> Attachment:
     """Return the attachment of a model; raise ``ValueError`` if it has none, or several."""
     attachments = [vars(m)[ATTRIBUTE] for m in model.modules() if ATTRIBUTE in vars(m)]
-    if len(attachments) != 1:
+    if not attachments:
+        raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
+    if len(attachments) > 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(attachments) or 'no'} stacks of layers with memory, "
-            "expected one: attach(model) adds it; of several give one, as model.encoder"
+            f"{type(model).__name__} has {len(attachments)} stacks of layers with memory: give one "
+            "of them, as model.encoder"
         )
     attachment: Attachment = attachments[0]
     return attachment

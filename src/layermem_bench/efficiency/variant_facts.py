@@ -140,7 +140,10 @@ def _handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> int:
     counts: list[int] = []
 
     def count(layer: Any, inputs: Any, outputs: Sequence[torch.Tensor]) -> None:
-        counts.append(sum(tensor.numel() for tensor in outputs))
+        # Of a history that grows, what is new.
+        before = [x.numel() for x in inputs] + [0] * len(outputs)
+        after = [x.numel() for x in outputs]
+        counts.append(sum(n - m if n > m else n for n, m in zip(after, before, strict=False)))
 
     for layer in model.layers:
         layer.register_forward_hook(count)
