@@ -212,7 +212,8 @@ def _as_token(token: Tensor, x: Tensor) -> Tensor:
 def _as_listed(history: History) -> History:
     """Return what a compiler is given of X."""
     token, *kept = history
-    return (token, *token.detach().unbind()) if _lists() and not kept else history
+    # An empty history has nothing to list, and no exported graph could be read back that lists it.
+    return (token, *token.detach().unbind()) if _lists() and not kept and len(token) else history
 
 
 def _lists() -> bool:
