@@ -1,6 +1,7 @@
 """Saved routers: round trips, checkpoints, copies, and the base that they belong to."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -208,3 +209,12 @@ def test_a_base_is_recognised_in_any_precision(stored, tmp_path):
                 assert got.dtype == torch.float32 and torch.equal(got, wanted)
             with pytest.raises(ValueError, match="weights"):
                 load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
+
+
+def test_routers_of_another_format_are_refused(tmp_path):
+    model = make_attached("llama")
+    save_routers(model, tmp_path)
+    settings = json.loads((tmp_path / "routers.json").read_text())
+    (tmp_path / "routers.json").write_text(json.dumps({**settings, "format": 2}))
+    with pytest.raises(ValueError, match="format 2"):
+        load_routers(model, tmp_path)

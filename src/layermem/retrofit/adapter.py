@@ -110,6 +110,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Return the content of a folder's routers.json."""
     try:
         saved: dict[str, Any] = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        if saved.get("format") != _FORMAT:
+            raise ValueError(f"format {saved.get('format')!r}, not {_FORMAT}")
         return saved
     except (OSError, ValueError) as error:
         raise ValueError(
