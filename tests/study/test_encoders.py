@@ -15,8 +15,8 @@ from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import RIGHT_ANSWERS, StudyResult
 from layermem_bench.study import hosts
+from layermem_bench.study.executors import Launching, command_of
 from layermem_bench.study.hosts import EncoderSizes, study_of_encoders
-from layermem_bench.study.launchers.run_process import command_of
 from layermem_bench.train.learning import prepare_learning
 from layermem_bench.train.run_config import load_run, recorded_run
 
@@ -98,7 +98,7 @@ def test_a_process_of_its_own_would_train_the_same_run(records, tmp_path):
     (board,) = make_study(Records(source=str(records)), tmp_path).boards
     for arm in board.arms:
         run, folder = arm.change(board.base), RunFolder(tmp_path / arm.name)
-        command = command_of(run, folder)
+        command = [*command_of(run, folder, Launching()).arguments]
         assert load_run(Path(command[command.index("--config") + 1])) == run
 
 

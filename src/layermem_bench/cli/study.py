@@ -27,6 +27,7 @@ from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
+from layermem_bench.study.executors import Launching
 from layermem_bench.study.hosts import (
     WAYS,
     EncoderSizes,
@@ -34,7 +35,6 @@ from layermem_bench.study.hosts import (
     study_of_encoders,
     study_of_retrofit,
 )
-from layermem_bench.study.launchers.launcher import Launching, check_launching, cluster_launcher
 from layermem_bench.study.recipe import ARMS
 
 if TYPE_CHECKING:
@@ -432,7 +432,6 @@ def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) 
 
 def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them."""
-    check_launching(options)
     if options.track:
         boards = (
             replace(board, base=replace(board.base, track=options.track)) for board in asked.boards
@@ -442,15 +441,9 @@ def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
         _estimate(asked, options)
         return
     from layermem_bench.study.carrying_out import carry_out, result_folder
+    from layermem_bench.study.executors import executor_of
 
-    result, failure = carry_out(
-        asked,
-        options.out,
-        options.runs,
-        options.jobs or 1,
-        command,
-        launcher=cluster_launcher(options),
-    )
+    result, failure = carry_out(asked, options.out, options.runs, command, executor_of(options))
     show_result(result, result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem_base.files import write_atomically
+from layermem_bench.config.run import Run
 from layermem_bench.efficiency.measuring import describe_machine
 from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.results.files import to_json
@@ -17,9 +18,8 @@ from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
+from layermem_bench.study.executors import Executor, Launching, executor_of
 from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
-from layermem_bench.study.launchers.launcher import Launcher
-from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
 from layermem_bench.study.steps import MEMORY, STEPS, device, measured_memory, measured_steps
@@ -45,18 +45,16 @@ def carry_out(
     study: Study,
     out: Path,
     runs: Sequence[Path] = (),
-    jobs: int = 1,
     command: str = "",
-    *,
-    launcher: Launcher | None = None,
+    launcher: Executor | None = None,
 ) -> tuple[StudyResult, str | None]:
     """Train what is missing; return the result, and what failed (None: nothing).
 
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
-    where they are the same. ``launcher``: None: processes here, ``jobs`` at once.
+    where they are the same. ``launcher``: None: processes here, one at once.
     """
-    is_elsewhere = launcher is not None
-    launcher = launcher or LocalProcesses(jobs)
+    launcher = launcher or executor_of(Launching())
+    trained_elsewhere = launcher.asked.launcher != "local"
     recorded, file = RecordedRuns(out, runs), result_folder(study, out) / RESULT
     check_conditions(study)
     done: dict[str, planning.Done] = {}
@@ -68,7 +66,7 @@ def carry_out(
             if board.prepare is not None:
                 board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
-            measured[board.name] = _measure(study, board, out, is_elsewhere)
+            measured[board.name] = _measure(study, board, out, trained_elsewhere)
             attempts |= planning.trials(board)
         if failure := train_planned(attempts, recorded, launcher):
             # The choice would be without a learning rate by accident.
@@ -106,12 +104,12 @@ def check_conditions(study: Study) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def _measure(study: Study, board: Board, out: Path, is_elsewhere: bool) -> Measured:
+def _measure(study: Study, board: Board, out: Path, trained_elsewhere: bool) -> Measured:
     if "time" not in study.conditions:
         return None, None
     arms = {arm.name: arm.change(board.base) for arm in board.arms}
     folder = out / board.name
-    if is_elsewhere and not (folder / STEPS).exists():
+    if trained_elsewhere and not (folder / STEPS).exists():
         logger.warning(
             "steps of %s are timed on this machine (%s), and their ratios set the lengths of runs "
             "that are trained elsewhere: where those machines are of another kind (a GPU), begin "
@@ -158,24 +156,23 @@ def _plan(
     )
 
 
-def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
+def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Executor) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
     if not plan:
         return None
-    own, elsewhere = {}, {}
+    own: dict[str, Run] = {}
     for name, planned in plan.items():
         folder = recorded.folder_of(name, planned.run)
         if folder.path != recorded.out / name:
-            elsewhere[name] = planned.run, folder
             continue
         own[name] = planned.run
         if folder.config.exists():
             with naming_damage(folder):
                 recorded_run(folder)
-    if elsewhere:
-        logger.info("%d of %d runs are recorded elsewhere", len(elsewhere), len(plan))
+    if len(own) < len(plan):
+        logger.info("%d of %d runs are recorded elsewhere", len(plan) - len(own), len(plan))
     try:
-        train_missing(own, recorded.out, launcher, elsewhere)
+        train_missing(own, recorded.out, launcher)
     except RuntimeError as error:
         return str(error)
     return None
