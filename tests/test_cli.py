@@ -151,7 +151,7 @@ def test_help(capsys):
 HELPS = [
     *cli.COMMANDS,
     "train --host model",
-    *("study retrofit", "study encoders", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
+    *("study retrofit", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
     *("list studies", "models fetch", "models convert", "models generate", "models card"),
 ]
