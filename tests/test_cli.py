@@ -132,7 +132,7 @@ def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
 HELPS = [
     *cli.COMMANDS,
     "train --host model",
-    *("study retrofit", "study encoders", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
+    *("study retrofit", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
     *("list studies", "models fetch", "models convert", "models generate", "models card"),
 ]

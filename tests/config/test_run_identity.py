@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from layermem_bench.config.host import Host
-from layermem_bench.config.records import Records
 from layermem_bench.config.run import Compute, Data, Model, Optim, Run, Task, run_from_dict
 from layermem_bench.config.run_identity import (
     DECIDES,
@@ -23,33 +22,21 @@ from layermem_bench.train.checkpoints import config_changes
 
 DECIDING = {f"{part}.{name}" if part else name for part, names in DECIDES.items() for name in names}
 HOST = {"variant": "host", "host": Host(model="m")}
-QUESTIONS = Records(source="q.jsonl", kind="question-answering")
-LABELS = Records(source="r.tsv")
 # Runs in which a field may have another value than its default's.
 BASES = {
     "task": Run(task=Task(name="mqar", repeated=4, repeats=2)),
     "host": Run(**HOST),
-    "records": Run(**HOST, records=LABELS),
     "compute.checkpoint_every": Run(compute=Compute(checkpoint_activations=True)),
     "compute.keep_whole": Run(compute=Compute(shard=True)),
     "compute.replicas": Run(compute=Compute(shard=True)),
     "optim.decay_steps": Run(optim=Optim(schedule="warmup_stable_decay")),
     "host.window": Run(variant="host", host=Host(model="m", memory="last", window=2)),
-    "records.from_config": Run(
-        variant="host", host=Host(model="m", train="all"), records=replace(LABELS)
-    ),
-    "records.kind": Run(**HOST, records=LABELS),
-    **{
-        f"records.{name}": Run(**HOST, records=QUESTIONS)
-        for name in ("stride", "longest_answer", "unanswerable", "id_field")
-    },
 }
 # Where the next number or the next choice is no value that a run can have.
 OTHERS = {
     "variant": "plain",
     "host.memory": {"memory": "none", "train": "all"},
     "host.train": "all",
-    "records.fields": ("a",),
     "data.mixture": ("a=0.5",),
     "track": ("wandb",),
 }

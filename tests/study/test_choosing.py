@@ -135,7 +135,7 @@ def test_each_arm_takes_its_best_rate_and_decay(tmp_path):
 
 
 def tries(losses, decay=None):
-    return {Tried(rate, decay): (0.0, loss) for rate, loss in losses.items()}
+    return {Tried(rate, decay): loss for rate, loss in losses.items()}
 
 
 def test_the_best_of_all_pairs_is_taken():
@@ -172,17 +172,6 @@ def test_a_single_rate_is_taken_without_a_run_that_chooses_it(tmp_path):
     assert result.boards[0].tried == ()
     run = load_run(tmp_path / "made-up/lime-lr0.02-s1/config.yaml")
     assert run.optim.lr == 0.02
-
-
-def test_by_right_answers_the_loss_decides_among_equals():
-    outcomes = {
-        Tried(1.0): (0.5, 0.7),
-        Tried(2.0): (0.6, 0.9),
-        Tried(3.0): (0.6, 0.8),
-        Tried(4.0): (0.0, math.inf),
-    }
-    (told,) = tried_rates("full", outcomes, by_right=True)
-    assert (told.chosen, told.right) == (3.0, (0.5, 0.6, 0.6, None))
 
 
 def test_a_run_that_failed_decides_no_choice_and_is_tried_again(tmp_path):

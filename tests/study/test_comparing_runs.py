@@ -8,9 +8,7 @@ from recorded import SIZES, record
 
 from layermem.models.registry import lookup
 from layermem_bench import presets
-from layermem_bench.config.host import VARIANT, Host
-from layermem_bench.config.records import Records
-from layermem_bench.config.run import Compute, Data, Model, Optim, Task
+from layermem_bench.config.run import Compute, Data, Optim, Task
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
@@ -124,26 +122,6 @@ def test_other_code_of_plugins_is_named(tmp_path, caplog):
     found = compared(tmp_path, *(tmp_path / f"s{seed}" for seed in range(3)))
     assert "s0 and" in caplog.text and "s2 were trained with other code of plugins" in caplog.text
     assert "Not all of them were made with the same versions" in runs_table(found).caption
-
-
-def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
-    """The sizes of a model with new weights are named among the records."""
-    runs = [
-        record(
-            tmp_path / f"{size}-s{seed}",
-            seed=seed,
-            variant=VARIANT,
-            host=Host(model="tokenizer", memory="none", train="all"),
-            model=Model(),
-            records=Records(source="records.jsonl", from_config=f"{size}.json"),
-        )
-        for size, seeds in (("small", (0, 1)), ("large", (2, 3)))
-        for seed in seeds
-    ]
-    assert arms_of(compared(tmp_path, *runs)) == {
-        "plain:from_config=small.json": ["small-s0", "small-s1"],
-        "plain:from_config=large.json": ["large-s2", "large-s3"],
-    }
 
 
 def test_what_learnt_other_data_is_on_another_board(tmp_path):

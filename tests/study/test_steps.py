@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from recorded import SIZES
 
-from layermem_bench.config.run import Compute, Records, Run
+from layermem_bench.config.run import Compute, Run
 from layermem_bench.study import steps
 from layermem_bench.study.steps import base_of_step, measured_memory, measured_steps, shape_of
 
@@ -117,8 +117,6 @@ def test_steps_are_timed_as_runs_are_trained():
     assert (shape.batch, shape.tokens) == (3, BASE.data.block_size)
     exact = replace(BASE, compute=Compute(precision="float32", checkpoint_activations=True))
     assert shape_of(exact).precision == "float32" and shape_of(exact).checkpoint_activations
-    with pytest.raises(ValueError, match=r"records.jsonl"):
-        shape_of(replace(BASE, records=Records(source="records.jsonl")))
 
 
 def test_what_decides_a_steps_cost_is_not_the_run_alone():

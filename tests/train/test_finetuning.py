@@ -320,17 +320,14 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 @pytest.mark.parametrize(
     ("data", "given", "kinds"),
     [
-        ("task", {"validation": "v.jsonl"}, "--text and --records"),
-        ("task", {"validation_share": 0.3}, "--text and --records"),
+        ("task", {"validation": "v.jsonl"}, "--text"),
+        ("task", {"validation_share": 0.3}, "--text"),
         ("task", {"max_documents": 5}, "--text"),
         ("task", {"text_field": "body"}, "--text"),
         ("task", {"eval_blocks": 3}, "--text"),
         ("text", {"examples": 10}, "--task"),
         ("text", {"test": 5}, "--task"),
         ("text", {"validation_problems": 3}, "--task"),
-        ("records", {"examples": 10}, "--task"),
-        ("records", {"test": 5}, "--task"),
-        ("records", {"validation_problems": 3}, "--task"),
     ],
     ids=str,
 )
@@ -340,11 +337,10 @@ def test_options_of_another_kind_of_data_are_refused(data, given, kinds):
         to_run(TrainHost(host="x", **source, **given))
 
 
-@pytest.mark.parametrize("data", ["text", "records"])
-def test_a_share_beside_a_file_of_validation_is_refused(data):
+def test_a_share_beside_a_file_of_validation_is_refused():
     given = {"validation": "v.jsonl", "validation_share": 0.3}
     with pytest.raises(ValueError, match=r"--validation-share 0.3 has no effect beside"):
-        to_run(TrainHost(host="x", **{data: "data.jsonl"}, **given))
+        to_run(TrainHost(host="x", text="data.jsonl", **given))
 
 
 def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):

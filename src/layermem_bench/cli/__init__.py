@@ -39,7 +39,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
               transformers
   prepare     tokenize a text beforehand, by tasks: here, on Slurm, on Ray
   study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
-              retrofit MODEL, encoders FILE
+              retrofit MODEL
   eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
   analyze     what goes on inside a checkpoint: entropy, probes, layouts, routers
   report      one page about recorded runs, or their curves: --figure FILE,

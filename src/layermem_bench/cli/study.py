@@ -4,7 +4,6 @@ layermem study tiny-lm --variants plain,lime                  variants on a pres
 layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
 layermem study paper/fig6 --scale tiny                        a table or figure of the paper
 layermem study retrofit MODEL --text FILE                     ways of going on training
-layermem study encoders FILE.tsv                              small encoders on records
 layermem study recipe --text FILE                             which layer memory is the best one
 layermem study NAME                                           a study of a plugin
 
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from layermem_base.number_ranges import SHARE, above, at_least, between, number
+from layermem_base.number_ranges import above, at_least, between, number
 from layermem_base.plugins import unknown_name
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import screen, show_estimates, show_result
@@ -28,13 +27,7 @@ from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
 from layermem_bench.study.executors import Launching
-from layermem_bench.study.hosts import (
-    WAYS,
-    EncoderSizes,
-    Way,
-    study_of_encoders,
-    study_of_retrofit,
-)
+from layermem_bench.study.hosts import WAYS, Way, study_of_retrofit
 from layermem_bench.study.recipe import ARMS
 
 if TYPE_CHECKING:
@@ -210,64 +203,6 @@ class OfRetrofit(HostOptions, Carrying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfEncoders(EncoderSizes, Carrying):
-    """Compare small encoders with random weights on labelled records, with layer memory and
-    without; ended runs are not run again, begun ones are resumed."""
-
-    records: tyro.conf.Positional[str]
-    """Records, as in `layermem train --host MODEL --records`."""
-    validation: str | None = None
-    """File of the validation records; None: a share of the records."""
-    validation_share: float = number(0.2, SHARE)
-    """Share of the records held out for validation, without --validation."""
-    fields: tuple[str, ...] = ()
-    """Names of the one or two fields that hold a record's texts; none: found by the usual names."""
-    label: str | None = None
-    """Name of the field that holds a record's label; None: label."""
-    max_length: int = number(64, at_least(4))
-    """Most tokens of a record."""
-    arms: tuple[str, ...] = ("none", "full")
-    """Memories: none, full, last:WINDOW, first:WINDOW; the others are compared with the first."""
-    rates: tuple[float, ...] = number((5e-4, 1e-3, 2e-3), above(0))
-    """Learning rates that every arm tries on a seed kept for that; it takes the one with most right
-    classes at the end."""
-    router_lr: float = number(1e-2, at_least(0))
-    """Learning rate of routers, which have no weight decay."""
-    weight_decay: float = number(0.01, at_least(0))
-    """Weight decay of weight matrices."""
-    batch_size: int = number(32, at_least(1))
-    """Records in one step."""
-    max_steps: int = number(400, at_least(1))
-    """Training steps."""
-
-    def __post_init__(self) -> None:
-        """Check nothing yet: errors are one line where the study is made."""
-
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.config.run import Optim, Records
-
-        if self.conditions not in ((), ("tokens",)):
-            raise ValueError("--conditions: encoders on records meet at equal tokens alone")
-        of_records = ("validation", "validation_share", "fields", "label", "max_length")
-        sizes = {field.name: getattr(self, field.name) for field in fields(EncoderSizes)}
-        return study_of_encoders(
-            Records(source=self.records, **{name: getattr(self, name) for name in of_records}),
-            EncoderSizes(**sizes),
-            Optim(
-                router_lr=self.router_lr,
-                weight_decay=self.weight_decay,
-                batch_size=self.batch_size,
-            ),
-            self.max_steps,
-            self.out,
-            arms=self.arms,
-            rates=self.rates,
-            seeds=self.range_of_seeds(),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class OfRecipe(Arms):
     """Which layer memory? Its settings, its rivals and pairs of both, on source code, on a text of
     yours and on arithmetic, in two widths and at two lengths, each arm with as many trials. Ended
@@ -350,19 +285,15 @@ class AnyStudy(Carrying):
 
     paper/NAME: a table or figure of the paper; NAME: a study of a plugin;
 
-    retrofit MODEL: ways of going on training a model; encoders FILE: small encoders on
-    records; recipe: which layer memory is the best one.
+    retrofit MODEL: ways of going on training a model; recipe: which layer memory is the
+    best one.
 
     Each has options of its own beside those below: layermem study PRESET --help shows
     --variants, --rates and --conditions.
     """
 
 
-_BY_NAME: dict[str, type[Any]] = {
-    "retrofit": OfRetrofit,
-    "encoders": OfEncoders,
-    "recipe": OfRecipe,
-}
+_BY_NAME: dict[str, type[Any]] = {"retrofit": OfRetrofit, "recipe": OfRecipe}
 
 
 def parse(args: Sequence[str]) -> Any:

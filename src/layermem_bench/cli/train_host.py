@@ -10,7 +10,7 @@ import tyro
 from layermem_base.number_ranges import SEED, SHARE, at_least, number
 from layermem_bench.config.host import VARIANT
 from layermem_bench.config.named_options import merged
-from layermem_bench.config.run import Compute, Data, Host, Optim, Records, Run, Task
+from layermem_bench.config.run import Compute, Data, Host, Optim, Run, Task
 
 # Options that are fields of a run, or of its optimizer, under the same names.
 _OF_RUN = (
@@ -18,11 +18,6 @@ _OF_RUN = (
     "track",
 )
 _OF_OPTIM = ("lr", "router_lr", "weight_decay", "schedule", "warmup_steps", "batch_size")
-# Options of records: fields of their config under the same names, but for the source.
-_OF_RECORDS = (
-    *("kind", "fields", "label", "id_field", "max_length", "stride", "longest_answer"),
-    *("unanswerable", "from_config"),
-)
 # Options that each kind of data takes; those of another kind would have no effect on it.
 _OF_DATA = {
     "text": (
@@ -30,9 +25,7 @@ _OF_DATA = {
         *("eval_blocks", "cache"),
     ),
     "task": ("task_options", "examples", "test", "validation_problems"),
-    "records": (*_OF_RECORDS, "validation", "validation_share"),
 }
-_TOKENS_OF_QUESTIONS = 384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +39,9 @@ class HostOptions:
     """Text to train on: "stdlib", a file, a folder or a data set, as in `layermem train
     --data.source`."""
     validation: str | None = None
-    """Text, or file of records, of the validation set; None: a share of the training set's."""
+    """Text of the validation set; None: a share of the training set's."""
     validation_share: float | None = number(None, SHARE)
-    """Share of the documents (0.02) or records (0.1) held out for validation, without
-    --validation."""
+    """Share of the documents held out for validation, without --validation; None: 0.02."""
     text_field: str = "text"
     """Column that holds the text."""
     block_size: int = number(256, at_least(2))
@@ -93,39 +85,13 @@ class HostOptions:
 @dataclass(frozen=True, kw_only=True)
 class TrainHost(HostOptions):
     """Go on training a model of transformers: routers alone, all weights, or LoRA as a control
-    without memory. A decoder on text or a task; a decoder or an encoder on records: labels, or
-    questions whose answers stand in a text.
+    without memory, on text or a task.
 
     The folder is that of any run; `layermem report` compares folders.
     """
 
     host: str
     """Folder or hub name of a model of transformers, which may have attached memory."""
-    records: str | None = None
-    """Records to train on, in place of text: .jsonl or .parquet; of labels also a .tsv or .csv with
-    a header, of questions also SQuAD's own .json."""
-    kind: Literal["classification", "question-answering"] | None = None
-    """What is learnt of records; None: classification."""
-    fields: tuple[str, ...] = ()
-    """Names of the one or two fields that hold a record's texts; none: found by the usual names
-    (sentence, sentence1 and sentence2, question and sentence, premise and hypothesis, text). Of
-    questions: the fields of context and question; none: context question."""
-    label: str | None = None
-    """Name of the field that holds a record's label (None: label) or answers (None: answers)."""
-    id_field: str | None = None
-    """Name of the field that holds a question's id; None: id."""
-    max_length: int | None = number(None, at_least(4))
-    """Most tokens of a record; longer texts are cut, and counted, longer contexts are read in
-    windows. None: 128, of questions 384."""
-    stride: int | None = number(None, at_least(0))
-    """Tokens of a context that two windows in a row share; None: 128."""
-    longest_answer: int | None = number(None, at_least(1))
-    """Most tokens of an answer that is given to a question; None: 30."""
-    unanswerable: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Some questions have no answer (SQuAD 2.0), and none may be given."""
-    from_config: str | None = None
-    """JSON file of a model's config: random weights of these sizes are trained (with --train all),
-    and MODEL is the folder of the tokenizer alone."""
     memory: Literal["full", "last", "first", "none"] | None = None
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
     shares_kv: bool = True
@@ -141,7 +107,7 @@ class TrainHost(HostOptions):
     checkpoint_activations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Compute layers again in the backward pass instead of keeping their activations."""
     seed: int = number(0, SEED)
-    """Seed of the order of the data, of LoRA and of a new head for classes."""
+    """Seed of the order of the data and of LoRA."""
     log_every: int = number(1, at_least(1))
     """Steps between two rows of metrics."""
     save_every: int = number(0, at_least(0))
@@ -152,7 +118,7 @@ class TrainHost(HostOptions):
     track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers that get the metrics as metrics.jsonl does (pip install layermem[track])."""
     out: Path | None = None
-    """Folder of the run; default: runs/MODEL-TRAIN-MEMORY-sSEED, with the task or the records."""
+    """Folder of the run; default: runs/MODEL-TRAIN-MEMORY-sSEED, with the task."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in the folder."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -168,7 +134,6 @@ def to_run(options: TrainHost) -> Run:
         variant=VARIANT,
         data=_data(options),
         task=_task(options),
-        records=_records(options),
         optim=Optim(**_take(options, *_OF_OPTIM)),
         host=Host(
             model=options.host,
@@ -186,11 +151,10 @@ def _take(options: TrainHost, *names: str) -> dict[str, Any]:
 
 
 def _check_data(options: TrainHost) -> None:
-    """Raise unless there is one of text, a task and records, with options of its own alone."""
+    """Raise unless there is one of text and a task, with options of its own alone."""
     given = {
         "--text SOURCE": options.text,
         "--task NAME": options.task,
-        "--records FILE": options.records,
     }
     named = [option.split()[0] for option, value in given.items() if value is not None]
     if len(named) != 1:
@@ -217,8 +181,6 @@ def _check_data(options: TrainHost) -> None:
 
 
 def _data(options: TrainHost) -> Data:
-    if options.records is not None:
-        return Data()
     taken = _take(options, "block_size", "cache")
     if options.text is not None:
         taken |= _take(options, "validation", "text_field", "max_documents") | {
@@ -229,20 +191,7 @@ def _data(options: TrainHost) -> Data:
     return Data(**taken)
 
 
-def _records(options: TrainHost) -> Records:
-    if options.records is None:
-        return Records()
-    # None has no meaning of its own here: the config's default is meant.
-    taken = _take(options, *_OF_RECORDS, "validation", "validation_share")
-    given = {name: value for name, value in taken.items() if value is not None}
-    if options.kind == "question-answering":
-        given.setdefault("max_length", _TOKENS_OF_QUESTIONS)
-    return Records(source=options.records, **given)
-
-
 def _task(options: TrainHost) -> Task:
-    if options.records is not None:
-        return Task()
     named: tuple[str, ...] = ()
     if options.task is not None:
         from layermem_bench.tasks.registry import get_task
@@ -261,9 +210,8 @@ def _task(options: TrainHost) -> Task:
 
 def default_folder(run: Run) -> Path:
     """Return the folder of a run whose command names none."""
-    on = run.task.name or (Path(run.records.source).stem if run.records.source else "")
     host = run.host
     apart, grain = "" if host.shares_kv else "apart", "" if host.grain == "pair" else host.grain
-    parts = [Path(str(host.model)).name, on, host.train, host.memory, apart, grain]
+    parts = [Path(str(host.model)).name, run.task.name, host.train, host.memory, apart, grain]
     name = re.sub(r"[^\w.-]", "-", "-".join(filter(None, parts)))
     return Path("runs") / f"{name}-s{run.seed}"

@@ -19,7 +19,6 @@ from layermem_base.number_ranges import (
 )
 from layermem_bench.config.host import Host, check_run
 from layermem_bench.config.named_options import check_options, merged, parse_options
-from layermem_bench.config.records import Records, check_records
 from layermem_bench.config.run_identity import FORMER, run_id
 from layermem_bench.config.task import Task
 from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
@@ -301,8 +300,6 @@ class Run:
     """Optimizer and learning-rate schedule."""
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
-    records: Records = field(default_factory=Records)
-    """Records in place of text."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
 
@@ -316,7 +313,6 @@ class Run:
                 "optim.warmup_steps or optim.decay_steps"
             )
         check_run(self)
-        check_records(self)
 
     @property
     def id(self) -> str:
@@ -340,7 +336,6 @@ __all__ = [
     "Host",
     "Model",
     "Optim",
-    "Records",
     "Run",
     "Task",
     "checked",

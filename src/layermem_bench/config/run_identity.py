@@ -42,10 +42,6 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
         *("beta2", "eps", "clip", "batch_size"),
     ),
     "host": ("model", "revision", "memory", "window", "train"),
-    "records": (
-        *("source", "kind", "validation", "validation_share", "fields", "label", "max_length"),
-        *("from_config", "stride", "longest_answer", "unanswerable", "id_field"),
-    ),
     "compute": ("precision",),
 }
 """Fields that decide, by the part of the run that holds them; "": the run itself."""
@@ -88,10 +84,28 @@ FORMER: Mapping[str, Mapping[str, Any]] = {
         "width": 2048,
     },
     "teacher": {"model": None, "weight": 0.5},
+    "records": {
+        "source": None,
+        "kind": "classification",
+        "validation": None,
+        "validation_share": 0.1,
+        "fields": [],
+        "label": None,
+        "max_length": 128,
+        "from_config": None,
+        "stride": 128,
+        "longest_answer": 30,
+        "unanswerable": False,
+        "id_field": None,
+    },
 }
 """Parts that runs of earlier versions have, as they were where they were off."""
 # What they add to the id of every run, so that runs recorded with them keep theirs.
-_FORMER_DECIDED = {f"regularizer.{name}": value for name, value in FORMER["regularizer"].items()}
+_FORMER_DECIDED = {
+    f"{part}.{name}": value
+    for part in ("regularizer", "records")
+    for name, value in FORMER[part].items()
+}
 # Lists of NAME=VALUE, whose order says nothing.
 _OPTIONS = ("model.options", "task.options")
 

@@ -4,13 +4,8 @@ config.yaml      the resolved config, and under ``about`` versions, commit and c
 metrics.jsonl    one object for each logged step and each validation
 checkpoints/     checkpoint-STEP, each complete or absent
 final/           the trained model and its tokenizer
-result.json      of a task: what the trained model solves of the test problems;
-                 of records: what it gets right of the validation records
-attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
-                 of labelled records: each validation record, its class and the model's
-records.json     of labelled records: how many there are, of what fields and classes
-predictions.jsonl  of questions: each validation question, its answers and the model's
-answers.json     of questions: how many there are, exact match and F1, and those of guesses
+result.json      of a task: what the trained model solves of the test problems
+attempts.jsonl   of a task: each test problem, what the model wrote, its grade
 error.txt        of a run that a study has not ended: what its processes wrote, how they ended
 diverged.json    of a run with numbers that were not finite: the step, and what was seen
 .lock            locked by the process that trains
@@ -69,9 +64,6 @@ class RunFolder:
         self.final = self.path / "final"
         self.result = self.path / "result.json"
         self.attempts = self.path / "attempts.jsonl"
-        self.records = self.path / "records.json"
-        self.predictions = self.path / "predictions.jsonl"
-        self.answers = self.path / "answers.json"
         self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:

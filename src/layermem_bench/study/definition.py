@@ -57,9 +57,6 @@ class Board:
     of these, with each of the decays."""
     own_rates: tuple[float, float] = number((1e-3, 3e-2), above(0))
     """Lowest and highest learning rate that trials try for parameters that an arm adds."""
-    by_right_answers: bool = False
-    """Whether rates are chosen by right answers, and by the loss among equals. Few records are
-    learnt by heart, and then the loss of a classifier rises while it gets more classes right."""
     starts_from: "Board | None" = None
     """Board whose run of the same arm and seed each run starts from; None: new weights."""
     shape: str = ""
@@ -117,8 +114,7 @@ class Board:
     @property
     def metric(self) -> str:
         """Return what arms are ranked by."""
-        of_records = self.base.records.source is not None
-        return RIGHT_ANSWERS if self.base.task.name or of_records else LOSS
+        return RIGHT_ANSWERS if self.base.task.name else LOSS
 
 
 def spaced_rates(low: float, high: float, count: int) -> list[float]:

@@ -168,7 +168,7 @@ def check_can_begin(run: Run) -> None:
     prepared or fetched for it."""
     if run.compute.tensor == run.compute.replicas == 1:
         sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
-    if run.task.name or run.records.source is not None:
+    if run.task.name:
         return
     for source in filter(None, (*run.data.shares(), run.data.validation)):
         open_source(source)

@@ -203,7 +203,7 @@ def _trained_by_hosts(done: Done) -> dict[str, int]:
     return {
         arm: sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
         for arm, run in runs.items()
-        if run.host.model is not None and run.records.source is None
+        if run.host.model is not None
     }
 
 

@@ -19,7 +19,6 @@ from layermem_bench.config.run import Run
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.results.study import (
     LOSS,
-    RIGHT_ANSWERS,
     MeasuredMemory,
     MeasuredSteps,
     TriedRates,
@@ -260,9 +259,8 @@ def with_parameters(run: Run, target: int) -> Run:
     )
 
 
-Outcomes = Mapping[Tried, tuple[float, float]]
-"""What was tried, to the share of right answers (0 where the choice is not by it) and the loss,
-which is infinite where the run diverged."""
+Outcomes = Mapping[Tried, float]
+"""What was tried, to the loss, which is infinite where the run diverged."""
 
 
 def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
@@ -270,38 +268,34 @@ def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
     plan = trials(board)
     folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
     check_comparable(folders.values())
-    outcomes: dict[str, dict[Tried, tuple[float, float]]] = {}
+    outcomes: dict[str, dict[Tried, float]] = {}
     for name, planned in plan.items():
         # Only a run that diverged is infinitely bad: that a rate is too high for an arm is a
         # result.
-        outcome = 0.0, math.inf
+        outcome = math.inf
         if read_divergence(folders[name], planned.run.id) is None:
-            metrics = read_metrics(folders[name], planned.run)
-            right = metrics[RIGHT_ANSWERS] if board.by_right_answers else 0.0
-            outcome = right, metrics[LOSS]
+            outcome = read_metrics(folders[name], planned.run)[LOSS]
         if planned.trial is not None:
             outcomes.setdefault(planned.arm, {})[planned.trial] = outcome
     told: list[TriedRates] = []
     for arm, of_arm in outcomes.items():
-        told += tried_rates(arm, of_arm, by_right=board.by_right_answers)
+        told += tried_rates(arm, of_arm)
     return tuple(told)
 
 
-def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list[TriedRates]:
-    """Return what an arm tried, decay by decay, and its choice: most right, then lowest loss."""
-    finite = {tried: outcome for tried, outcome in outcomes.items() if math.isfinite(outcome[1])}
-    best = max(finite, key=lambda t: (finite[t][0], -finite[t][1]), default=None)
+def tried_rates(arm: str, outcomes: Outcomes) -> list[TriedRates]:
+    """Return what an arm tried, decay by decay, and its choice, by the lowest loss."""
+    finite = {tried: loss for tried, loss in outcomes.items() if math.isfinite(loss)}
+    best = min(finite, key=lambda tried: finite[tried], default=None)
 
     told = []
     for decay in dict.fromkeys(tried.decay for tried in outcomes):
         of_decay = [tried for tried in outcomes if tried.decay == decay]
-        values = [finite.get(tried, (None, None)) for tried in of_decay]
         told.append(
             TriedRates(
                 arm=arm,
                 rates=tuple(tried.rate for tried in of_decay),
-                losses=tuple(loss for _, loss in values),
-                right=tuple(right for right, _ in values) if by_right else (),
+                losses=tuple(finite.get(tried) for tried in of_decay),
                 chosen=best.rate if best is not None and best.decay == decay else None,
                 decay=decay,
                 own_rates=tuple(t.own_rate for t in of_decay if t.own_rate is not None),

@@ -18,7 +18,6 @@ from typing import Any
 
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.config.typed_dicts import from_dict
-from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import (
     ERRORS,
     RunFolder,
@@ -26,11 +25,10 @@ from layermem_bench.results.run_folder import (
     read_config,
     recorded_run,
 )
-from layermem_bench.results.solved import Answers, Solved
+from layermem_bench.results.solved import Solved
 from layermem_bench.results.study import (
     BY_LEVEL,
     EVERY_STEP_RIGHT,
-    F1,
     LOSS,
     RIGHT_ANSWERS,
     RunRecord,
@@ -105,9 +103,6 @@ def recorded_about(folder: RunFolder) -> dict[str, Any]:
 
 def trained_on(run: Run) -> dict[str, Any]:
     """Return the fields of the part of a run's config that names what it was trained on."""
-    if run.records.source is not None:
-        # The sizes of a model are no data.
-        return {k: v for k, v in to_dict(run)["records"].items() if k != "from_config"}
     return dict(to_dict(run)["task" if run.task.name else "data"])
 
 
@@ -137,12 +132,7 @@ def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
     run_id = recorded_about(folder).get("run_id") or run.id
     if solved := read_solved(folder, run_id):
         metrics[RIGHT_ANSWERS] = solved.accuracy
-        if run.records.source is None:
-            metrics[EVERY_STEP_RIGHT] = solved.steps
-    if folder.answers.exists():
-        answers = read_result(Answers, folder.answers)
-        _check_run_id(folder.answers, answers.run_id, run_id)
-        metrics[F1] = answers.all.f1
+        metrics[EVERY_STEP_RIGHT] = solved.steps
     for name, levels in solved.by.items() if solved else ():
         for level, shares in levels.items() if len(levels) > 1 else ():
             metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy

@@ -272,8 +272,6 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
             flat["host.memory"] = ""
         apart = not run.host.shares_kv and run.host.train != "routers"
         flat["host.shares_kv"] = "False" if apart else ""
-    # Of the records, this alone is no data: the sizes of the model.
-    flat["records.from_config"] = run.records.from_config or ""
     return flat
 
 

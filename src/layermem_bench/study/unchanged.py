@@ -59,7 +59,7 @@ def _check_texts(ended: Runs, is_complete: bool) -> None:
     told = set[Any]()
     for run, folder in ended.values():
         about = recorded_about(folder)
-        if run.task.name or run.records.source is not None:
+        if run.task.name:
             _check_records(run, folder, about, now)
             continue
         # Runs of earlier versions name the text in a digest of their blocks alone.
@@ -84,12 +84,12 @@ def _check_texts(ended: Runs, is_complete: bool) -> None:
 
 
 def _check_records(run: Run, folder: RunFolder, about: Mapping[str, Any], now: Now) -> None:
-    """Raise where files of records or of a task's problems hold others than a run learnt."""
-    files = map(str, run.task.fields().values()) if run.task.name else [str(run.records.source)]
+    """Raise where files of a task's problems hold others than a run learnt."""
+    files = map(str, run.task.fields().values())
     # Other problems are generated.
     if (then := about.get("data")) is None or not any(Path(name).is_file() for name in files):
         return
-    key = run.records, run.task, run.data, run.model.pretrained, run.host.model, run.host.revision
+    key = run.task, run.data, run.model.pretrained, run.host.model, run.host.revision
     if key not in now:
         now[key] = _records_now(run)
     if (is_now := now[key].get("data")) not in (None, then):

@@ -46,7 +46,7 @@ def rewind(folder: RunFolder, before: Run, now: Run) -> None:
         shutil.rmtree(kept, ignore_errors=True)
         os.replace(folder.final, kept)
         shutil.copy(folder.metrics, kept)
-        for path in (folder.result, folder.attempts, folder.predictions):
+        for path in (folder.result, folder.attempts):
             if path.exists():
                 os.replace(path, kept / path.name)
         logger.info("the final model of %d steps is %s now", before.max_steps, kept)

@@ -105,8 +105,7 @@ def _title(run: Run) -> str:
 
 def _origin(run: Run) -> str:
     """Return the folder or hub name of the weights that a run began with; nothing: new ones."""
-    has_new_weights = run.records.from_config is not None
-    return "" if has_new_weights else run.model.pretrained or run.host.model or ""
+    return run.model.pretrained or run.host.model or ""
 
 
 def _metadata(run: Run, task: str) -> str:
@@ -162,13 +161,10 @@ def _training(
     at_end: Mapping[str, str],
 ) -> str:
     tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
-    start = _origin(run) or "new weights"
-    if run.records.from_config is not None:
-        start = f"random weights of the sizes in {run.records.from_config}"
     table: dict[str, Any] = {
         "command": f"`{about['command']}`" if "command" in about else None,
         "run id": about.get("run_id"),
-        "started from": start,
+        "started from": _origin(run) or "new weights",
         "trained before by": about.get("trained_before_by"),
         "training data": data,
         "digest of the data": about.get("data"),

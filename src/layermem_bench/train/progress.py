@@ -174,7 +174,6 @@ def _row_line(row: Mapping[str, float]) -> str:
             "val_loss": "validation loss {:.4f}",
             "val_perplexity": "perplexity {:.2f}",
             "val_accuracy": "{:.1%} solved",
-            "val_f1": "F1 {:.1%}",
         }
         texts = [text.format(row[name]) for name, text in shown.items() if name in row]
         return f"{', '.join(texts)} after {row['tokens']:,.0f} tokens"
