@@ -72,11 +72,6 @@ def with_options(run, *options):
             "problems of held_out=strict",
         ),
         (SUMS, with_options(SUMS, "held_out=expression"), ".*--task.options held_out=strict"),
-        (
-            with_options(SUMS, "held_out=expression", "parentheses=superfluous"),
-            with_options(SUMS, "held_out=expression"),
-            "problems of parentheses=superfluous",
-        ),
         # Others decide about no split.
         (SUMS, with_options(SUMS, "operands=5", "held_out=strict"), None),
         (replace(SUMS, task=Task(name="mqar")), SUMS, None),

@@ -35,10 +35,9 @@ TASK = Task(
     examples=30,
     validation=5,
     test=2,
-    # Strictly held out, there would be too few of so few sums.
     options=(
-        *("operands=2", "operators=+", "operand_max=9", "value_max=20", "trivial=1.0"),
-        "held_out=expression",
+        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
+        "held_out=strict",
     ),
 )
 

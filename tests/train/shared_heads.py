@@ -29,7 +29,7 @@ TASK = Task(
     examples=30,
     validation=5,
     test=2,
-    options=("operands=2", "operators=+", "operand_max=9", "value_max=20", "held_out=expression"),
+    options=("operands=2", "operators=+", "operand_max=20", "value_max=40", "held_out=strict"),
 )
 # Name, what it goes on from (None: the beginning), and how.
 TWO = [("two", None, SHARED), ("one-two", "one", {**SHARED, "async_checkpoints": True})]

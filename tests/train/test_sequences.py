@@ -40,7 +40,7 @@ def test_a_run_that_goes_on_does_not_claim_data_for_its_beginning(tmp_path):
 def test_problems_have_digests_of_their_own():
     def digest(**changes):
         task = Task(name="arithmetic", examples=20, validation=5, **changes)
-        options = ("operands=2", "held_out=expression")
+        options = ("operands=2", "held_out=strict")
         task = Task(**{**task.__dict__, "options": options})
         tokenizer = registry.get_task("arithmetic").tokenizer(**task.fields())
         return data_digest(*build_problem_datasets(task, tokenizer))
