@@ -2,7 +2,6 @@
 
 import functools
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest

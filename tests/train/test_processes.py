@@ -9,7 +9,6 @@ import torch
 from forked import launch_script
 from small_run import UNEVEN, a_run, curve, rewound, weights
 
-from layermem.models.registry import lookup
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 from layermem_bench.train.setup import training_arguments
