@@ -341,7 +341,6 @@ def test_files_stay_small():
         pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],
-        ["footprint.py"],
         ["preparing.py", "--documents=40", "--repeats=2"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
     ],

@@ -130,7 +130,7 @@ def test_that_nothing_is_left_is_said_in_words(tmp_path, made_up, capsys, monkey
     use(made_up, monkeypatch)
     asked = ["study", "tiny-lm", "--seeds", "1", "--out", str(tmp_path)]
     cli.main([*asked, "--dry-run"])
-    assert "2 runs, 2 to come, about" in capsys.readouterr().out
+    assert "2 runs, 2 to come" in capsys.readouterr().out
     with caplog.at_level("INFO"):
         cli.main(asked)
         assert "2 of 2 runs are to be done" in caplog.text

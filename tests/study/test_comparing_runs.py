@@ -7,8 +7,9 @@ import pytest
 from recorded import SIZES, record
 
 from layermem.models.registry import lookup
-from layermem_bench import presets
-from layermem_bench.config.run import Compute, Data, Optim, Task
+from layermem_bench.config.host import VARIANT, Host
+from layermem_bench.config.records import Records
+from layermem_bench.config.run import Compute, Data, Model, Optim, Task
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table
 from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
@@ -122,6 +123,26 @@ def test_other_code_of_plugins_is_named(tmp_path, caplog):
     found = compared(tmp_path, *(tmp_path / f"s{seed}" for seed in range(3)))
     assert "s0 and" in caplog.text and "s2 were trained with other code of plugins" in caplog.text
     assert "Not all of them were made with the same versions" in runs_table(found).caption
+
+
+def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
+    """The sizes of a model with new weights are named among the records."""
+    runs = [
+        record(
+            tmp_path / f"{size}-s{seed}",
+            seed=seed,
+            variant=VARIANT,
+            host=Host(model="tokenizer", memory="none", train="all"),
+            model=Model(),
+            records=Records(source="records.jsonl", from_config=f"{size}.json"),
+        )
+        for size, seeds in (("small", (0, 1)), ("large", (2, 3)))
+        for seed in seeds
+    ]
+    assert arms_of(compared(tmp_path, *runs)) == {
+        "plain:from_config=small.json": ["small-s0", "small-s1"],
+        "plain:from_config=large.json": ["large-s2", "large-s3"],
+    }
 
 
 def test_what_learnt_other_data_is_on_another_board(tmp_path):
@@ -298,14 +319,6 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     (point,) = costs.points
     assert (point.layers, point.width) == (3, 32)
     assert list(point.counted) == ["plain", "lime"]
-    assert [at.width for at in costs.width] == [32, 64, 128, 256]
-    # Chosen layer by layer, a router's sources say nothing about another depth.
-    chosen = replace(SIZES, options=("router_sources=[[],[0]]",))
-    pruned = record(tmp_path / "pruned", model=chosen)
-    costs = compared(tmp_path, record(tmp_path / "p", variant="plain"), pruned).boards[0].costs
-    assert [list(at.counted) for at in costs.layers] == [["plain"]] * 6
-    assert len(costs.width[0].counted) == 2
-    assert compared(tmp_path, pruned).boards[0].costs.layers == ()
 
 
 def test_sizes_of_a_model_that_is_not_here_are_not_the_presets(tmp_path):
@@ -319,22 +332,6 @@ def test_sizes_of_a_model_that_is_not_here_are_not_the_presets(tmp_path):
         (path / "final" / "config.json").write_text(json.dumps(sizes | more))
     costs = compared(tmp_path, *paths).boards[0].costs
     assert [cache.held for cache in costs.points[0].cache.values()] == [256, 128]
-    assert costs.measure_command is None
-
-
-def test_what_names_layers_has_no_costs_at_depths_that_lack_them(tmp_path):
-    """Storage layers of a deep model, and the 8 lowest ones of 16."""
-    deep = replace(SIZES, num_hidden_layers=16)
-    for number, (option, depths) in enumerate(
-        (("storage=[0,9]", [0, 0, 1, 0, 0, 0]), ("storage=8", [0, 1, 1, 1, 1, 1]))
-    ):
-        folder = tmp_path / str(number)
-        plain = record(folder / "p", variant="plain", model=deep)
-        half = record(folder / "h", variant="lime_half", model=replace(deep, options=(option,)))
-        costs = compared(folder, plain, half).boards[0].costs
-        assert [len(at.counted) for at in costs.points] == [2]
-        assert [len(at.counted) - 1 for at in costs.layers] == depths
-        assert [len(at.counted) for at in costs.width] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -381,20 +378,6 @@ def test_other_sizes_are_points_with_their_own_presets(tmp_path):
     (board,) = compared(tmp_path, *runs).boards
     assert [(p.preset, p.width) for p in board.costs.points] == [("made-up", 16), ("wide", 32)]
     assert board.name.startswith("made-up, wide (")
-
-
-def test_a_preset_says_how_its_arms_are_measured(tmp_path):
-    base = presets.get_preset("tiny-aet-4")
-    options = replace(base.model, options=("router_init=identity",))
-    runs = [
-        record(tmp_path / "a", variant="plain", preset="tiny-aet-4", model=base.model),
-        record(tmp_path / "b", preset="tiny-aet-4", model=options),
-    ]
-    assert compared(tmp_path, *runs).boards[0].costs.measure_command == (
-        "layermem costs tiny-aet-4 --variants plain,lime:router_init=identity --measure "
-        "--out costs.json"
-    )
-    assert compared(tmp_path, record(tmp_path / "c")).boards[0].costs.measure_command is None
 
 
 def test_folders_of_one_name_have_longer_names(tmp_path):

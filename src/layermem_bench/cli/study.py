@@ -390,8 +390,9 @@ def _estimate(asked: "Study", options: Carrying) -> None:
     show_estimates(boards)
     runs = sum(each.trials + each.counting for each in boards)
     left = runs - sum(each.recorded for each in boards)
-    seconds = 3600 * sum(each.hours for each in boards)
-    to_come = f"{left} to come, about {format_duration(seconds)}"
+    hours = [each.hours for each in boards if each.hours is not None]
+    about = f", about {format_duration(3600 * sum(hours))}" if len(hours) == len(boards) else ""
+    to_come = f"{left} to come{about}"
     screen().print(f"{runs} runs, {to_come if left else 'nothing is left to train'}")
     if asked.tasks:
         tasks = f"{len(asked.tasks)} evaluation tasks ({', '.join(asked.tasks)})"

@@ -1,10 +1,12 @@
-"""Draws what variants cost: tables of counts and measurements, curves along depth and width."""
+"""Draws what variants cost: counts, measurements, what training takes; curves along sizes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from layermem_bench.config.devices import Device
+from layermem_bench.efficiency.plan import Plan
 from layermem_bench.report import figures
-from layermem_bench.report.numbers import in_bytes, with_unit
+from layermem_bench.report.numbers import format_duration, in_bytes, with_unit
 from layermem_bench.report.page import Figure, Section, Table
 from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
 
@@ -91,6 +93,40 @@ def measured_table(costs: Costs) -> Table:
     )
 
 
+def plan_table(
+    preset: str, plans: Mapping[str, Plan], device: Device, gpus: int, utilisation: float
+) -> Table:
+    """Return what training takes on some devices, a column for each arm."""
+    columns = {name: _planned_cells(plan, device, gpus) for name, plan in plans.items()}
+    labels = next(iter(columns.values()))
+    rows = [[label, *(cells[label] for cells in columns.values())] for label in labels]
+    ratios = [f"{arm} ({p.measured_ratio})" for arm, p in plans.items() if p.measured_ratio]
+    measured = f" Times plain's by a measured compiled step: {', '.join(ratios)}." if ratios else ""
+    caption = (
+        f"In closed form, not measured: {utilisation:.0%} of {with_unit(device.flops, 3)}FLOP/s, "
+        "0.8 of the links, 0.9 of the memory, 8 GPUs a machine; the longer of both times is the "
+        f"step's.{measured} Where it does not fit: --shard, --checkpoint-activations, a smaller "
+        f"--micro-batch. Device: {device.source}."
+    )
+    return Table(header=[f"{preset}, {gpus} GPUs", *plans], rows=rows, caption=caption)
+
+
+def _planned_cells(plan: Plan, device: Device, gpus: int) -> dict[str, str]:
+    memory, hours = sum(plan.memory.values()), gpus * plan.seconds / 3600
+    fits = "" if plan.fits else ", does not fit"
+    return {
+        "parameters": with_unit(plan.parameters),
+        "tokens at once": f"{plan.tokens_at_once:,}, {plan.micro_batches} times a step",
+        **{f"memory: {what}": in_bytes(number) for what, number in plan.memory.items()},
+        "memory of a GPU": f"{in_bytes(memory)} of {in_bytes(device.memory)}{fits}",
+        "step by arithmetic": format_duration(plan.arithmetic),
+        "step by network": format_duration(plan.network),
+        "tokens a second": with_unit(plan.tokens_per_second, 3),
+        "time": format_duration(plan.seconds),
+        "GPU-hours": f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}",
+    }
+
+
 def draw(costs: Costs, path: Path) -> None:
     """Draw the curves side by side into a file."""
     figures.save([plot for plot, _ in drawings(costs.points)], path)
@@ -100,7 +136,6 @@ def drawings(points: Sequence[CostPoint]) -> Iterator[tuple[figures.Plot, str]]:
     """Yield a plot and its caption, for each of depth and width in which the points differ."""
     if all(len(point.counted) < 2 for point in points):
         return
-    # The other size tells lines apart.
     for axis, other in (("layers", "width"), ("width", "layers")):
         if len({getattr(point, axis) for point in points}) < 2:
             continue
