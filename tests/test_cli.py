@@ -138,7 +138,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_help(capsys):
-    for command in (*cli.COMMANDS, "study retrofit", "list tasks", "models generate"):
+    for command in (*cli.COMMANDS, "study retrofit", "list tasks", "models convert"):
         with pytest.raises(SystemExit) as left:
             cli.main([*command.split(), "--help"])
         assert left.value.code == 0
@@ -153,7 +153,7 @@ HELPS = [
     "train --host model",
     *("study retrofit", "study encoders", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
-    *("list studies", "models fetch", "models convert", "models generate", "models card"),
+    *("list studies", "models fetch", "models convert"),
 ]
 
 
@@ -250,25 +250,6 @@ def test_options_without_effect_are_refused(argv, message):
         resolve_run(cli.parse(argv))
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ["prepare", "t", "--data.validation", "v", "--data.validation-share", "0.5"],
-            "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
-        ),
-        (
-            ["prepare", "t", "--partition", "cpu"],
-            "--partition=cpu is for --executor slurm, got loc",
-        ),
-        (["prepare", "t", "--memory", "8"], "--memory=8 is for --executor slurm or ray, got local"),
-    ],
-)
-def test_options_without_effect_on_a_preparation_are_refused(argv, message):
-    with pytest.raises(SystemExit, match=message):
-        cli.main(argv)
-
-
 def test_what_a_preset_holds_beside_what_counts_is_no_option(tmp_path):
     for name in presets.names():
         resolve_run(cli.parse(["train", name]))
@@ -358,7 +339,6 @@ def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypa
             ["train", "tiny-lm", "--model.options", "a=1", "--model.options", "b=2"],
             "--model.options",
         ),
-        (["train", "tiny-lm", "--data.mixture=a=1", "--data.mixture", "b=1"], "--data.mixture"),
         (["study", "tiny-lm", "--rates", "1e-3", "--rates", "3e-3"], "--rates"),
     ],
 )
@@ -367,11 +347,7 @@ def test_an_option_of_several_values_that_is_given_twice_is_refused(argv, option
         cli.parse(argv)
 
 
-def test_an_option_that_adds_up_may_be_given_again():
-    asked = ["generate", "model", "--stop", "a", "--stop=b", "--", "--seed", "--seed"]
-    options = cli.models.parse(asked)
-    assert (options.stop, options.texts) == (("a", "b"), ("--seed", "--seed"))
-    # Of an option of one value the last use counts.
+def test_of_an_option_of_one_value_the_last_use_counts():
     assert cli.parse(["train", "tiny-lm", "--seed", "1", "--seed=2"]).seed == 2
 
 
