@@ -50,7 +50,6 @@ OTHERS = {
     "host.memory": {"memory": "none", "train": "all"},
     "host.train": "all",
     "records.fields": ("a",),
-    "data.mixture": ("a=0.5",),
     "track": ("wandb",),
 }
 

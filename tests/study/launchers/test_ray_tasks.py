@@ -2,9 +2,9 @@
 
 import pytest
 
-from layermem_bench.data.ray_cluster import slots
 from layermem_bench.study.launchers import ray_tasks
 from layermem_bench.study.launchers.launcher import Launching
+from layermem_bench.study.launchers.ray_cluster import slots
 from layermem_bench.study.launchers.ray_tasks import RayTasks, needs
 
 

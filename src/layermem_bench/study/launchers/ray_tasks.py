@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from layermem_bench.data.ray_cluster import check_fits, connect, machines, slots
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study.launchers.launcher import Launching, Work
+from layermem_bench.study.launchers.ray_cluster import check_fits, connect, machines, slots
 from layermem_bench.study.launchers.run_process import (
     append_errors,
     remote_run,
