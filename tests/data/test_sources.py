@@ -103,7 +103,7 @@ def test_parquet_by_its_column(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"id": range(3), "text": TEXTS}), path)
     assert list(open_source(str(path))) == TEXTS
-    with pytest.raises(ValueError, match=r"row 0 has no text.*body.*id, text.*--data\.text-field"):
+    with pytest.raises(ValueError, match=r"row 0 has no field.*body.*id, text.*--data\.text-field"):
         list(open_source(str(path), text_field="body"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match="damaged"):

@@ -240,7 +240,7 @@ def _text_of(value: Any, field: str, where: str) -> str:
     if not isinstance(text, str):
         has = ", ".join(map(str, value)) if isinstance(value, dict) else f"{value!r:.60}"
         raise ValueError(
-            f"{where} has no text in a field {field!r}, got {has}; name the field by "
+            f"{where} has no field {field!r} with a text, got {has}; name the field by "
             "--data.text-field (of eval by --field)"
         )
     check_text(text, f"{where}: the field {field!r}")
