@@ -126,7 +126,7 @@ HELPS = [
     "train --host model",
     *("study retrofit", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
-    *("list studies", "models fetch", "models convert", "models generate", "models card"),
+    *("list studies", "models fetch", "models convert"),
 ]
 
 

@@ -213,7 +213,7 @@ except SystemExit as left:
     [
         *("train", "train --host model", "study", "study tiny-lm", "study paper/fig1"),
         *("study tiny-lm,aet-4", "study retrofit", "eval", "analyze"),
-        *("report", "list presets", "list studies", "costs", "models generate", "models convert"),
+        *("report", "list presets", "list studies", "costs", "models convert"),
         "models fetch",
     ],
 )

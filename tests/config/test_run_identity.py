@@ -37,7 +37,6 @@ OTHERS = {
     "variant": "plain",
     "host.memory": {"memory": "none", "train": "all"},
     "host.train": "all",
-    "data.mixture": ("a=0.5",),
     "track": ("wandb",),
 }
 

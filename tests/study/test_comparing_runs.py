@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from layermem_bench.config.records import Records
 from recorded import SIZES, record
 
 from layermem.models.registry import lookup
 from layermem_bench.config.host import VARIANT, Host
-from layermem_bench.config.records import Records
 from layermem_bench.config.run import Compute, Data, Model, Optim, Task
 from layermem_bench.efficiency.costs import cost
 from layermem_bench.report.study_tables import runs_table

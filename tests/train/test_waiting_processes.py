@@ -41,19 +41,19 @@ with wait_for_all():
 """
 TRAINING = """
 from layermem_bench.config.run import run_from_dict
-from layermem_bench.data import preparing
+from layermem_bench.data.shards import Shards
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run
 
-build = preparing._build
+write = Shards.write
 
 def slow(*args):
     with (folder / "made").open("a") as file:
         file.write("once\\n")
     time.sleep(4)
-    build(*args)
+    write(*args)
 
-preparing._build = slow
+Shards.write = slow
 train(load_run(folder / "run.yaml"), folder / "run")
 """
 

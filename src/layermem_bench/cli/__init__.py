@@ -37,7 +37,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
   quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
   train       train one model: PRESET; --host MODEL goes on with one of
               transformers
-  prepare     tokenize a text beforehand, by tasks: here, on Slurm, on Ray
+  prepare     tokenize a text beforehand, by several tasks
   study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
               retrofit MODEL
   eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
@@ -47,7 +47,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
   list        presets, variants, tasks, evals, studies
   costs       parameters, FLOPs, time and memory of variants; what a run takes
               on a cluster: --gpus N --device NAME
-  models      fetch, convert, generate, card
+  models      fetch, convert
 
 --plugin MODULE (a module, or a .py file) adds variants, tasks, presets and
 studies of your own. --version prints the version.

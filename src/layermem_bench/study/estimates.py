@@ -154,7 +154,7 @@ def check_can_begin(run: Run) -> None:
         sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
     if run.task.name:
         return
-    for source in filter(None, (*run.data.shares(), run.data.validation)):
+    for source in filter(None, (run.data.source, run.data.validation)):
         open_source(source)
 
 

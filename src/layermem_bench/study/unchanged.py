@@ -73,7 +73,7 @@ def _check_texts(ended: Runs, is_complete: bool) -> None:
             continue
         said = f"{folder.path} learnt another text ({then}) than {_names(run.data)} holds now"
         # Each Python has a standard library of its own; recorded results stay what they are.
-        if is_complete and "stdlib" in run.data.shares():
+        if is_complete and run.data.source == "stdlib":
             if key not in told:
                 logger.warning("%s (%s)", said, is_now)
             told.add(key)
@@ -114,14 +114,12 @@ def _texts_now(run: Run) -> dict[str, str]:
     by asking a hub or by preparing the text."""
     data = run.data
     try:
-        sources = [open_source(name) for name in filter(None, (*data.shares(), data.validation))]
+        sources = [open_source(name) for name in filter(None, (data.source, data.validation))]
         if any(isinstance(source, HubDataset) for source in sources):
             return {}
         tokenizer = load_run_tokenizer(run)
-        alone = [data.alone(source) for source in data.shares()]
-        names = [prepared_name(each, tokenizer) for each in alone]
-        found = {"text": " ".join(names)}
-        if all(is_prepared(data, name) for name in names):
+        found = {"text": (name := prepared_name(data, tokenizer))}
+        if is_prepared(data, name):
             found["data"] = data_digest(*build_text_datasets(run, tokenizer))
     except (OSError, ValueError) as error:
         logger.warning(
@@ -132,4 +130,4 @@ def _texts_now(run: Run) -> dict[str, str]:
 
 
 def _names(data: Data) -> str:
-    return " and ".join(filter(None, (*data.shares(), data.validation)))
+    return " and ".join(filter(None, (data.source, data.validation)))

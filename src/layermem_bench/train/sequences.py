@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Sampler
 from layermem.models.hub import find_commit
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Run
-from layermem_bench.data.blocks import Blocks, MixedBlocks
+from layermem_bench.data.blocks import Blocks
 from layermem_bench.data.document_hashes import Sketch
 
 IGNORED = -100
@@ -114,36 +114,8 @@ class DataOrder(Sampler[int]):
             remaining -= len(epoch)
 
 
-class MixedOrder(Sampler[int]):
-    """Yield ``length`` indices of ``MixedBlocks``, each source in the order of its ``DataOrder``.
-
-    The next source is the one that lacks most of its share, so that every number of first indices
-    has the shares to within one block a source, and a longer run begins as a shorter one does.
-    """
-
-    def __init__(
-        self, sizes: Sequence[int], shares: Sequence[float], length: int, seed: int
-    ) -> None:
-        self.sizes, self.shares, self.length, self.seed = sizes, shares, length, seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        orders = [iter(DataOrder(size, self.length, self.seed)) for size in self.sizes]
-        firsts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
-        taken = [0] * len(self.sizes)
-        for position in range(1, self.length + 1):
-            lacking = [share * position - n for share, n in zip(self.shares, taken, strict=True)]
-            number = lacking.index(max(lacking))
-            taken[number] += 1
-            yield firsts[number] + next(orders[number])
-
-
-def order_of(data: SequenceDataset, length: int, seed: int) -> Sampler[int]:
+def order_of(data: SequenceDataset, length: int, seed: int) -> DataOrder:
     """Return the order in which ``length`` sequences of a dataset are trained on."""
-    if isinstance(data, MixedBlocks):
-        return MixedOrder(data.sizes, data.shares, length, seed)
     return DataOrder(len(data), length, seed)
 
 
@@ -166,7 +138,7 @@ def data_digest(*splits: SequenceDataset) -> str:
 def text_digest(data: SequenceDataset) -> str | None:
     """Return what identifies the text of blocks, which needs no tokens to be compared; None: the
     sequences are of no text."""
-    return data.text_digest if isinstance(data, Blocks | MixedBlocks) else None
+    return data.text_digest if isinstance(data, Blocks) else None
 
 
 def prompts_digest(prompts: Sequence[str]) -> str:

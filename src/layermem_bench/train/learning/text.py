@@ -6,11 +6,9 @@ whatever token stands there. A validation and the end of a run on a task solve o
 Letters: B sequences, T tokens, V words of the vocabulary.
 """
 
-import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
@@ -21,7 +19,7 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import lookup
 from layermem_base.files import write_atomically
 from layermem_bench.config.run import Run, Task
-from layermem_bench.data.blocks import Blocks, MixedBlocks
+from layermem_bench.data.blocks import Blocks
 from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.preparing import prepare
 from layermem_bench.results.run_folder import RunFolder
@@ -80,8 +78,6 @@ class TextLearning:
     def describe(self, folder: RunFolder) -> Learnt:
         data = self.run.data
         names = ", ".join(filter(None, (data.source, data.subset, data.revision)))
-        if data.mixture:
-            names = ", ".join(f"{share:.3g} {source}" for source, share in data.shares().items())
         return Learnt(
             task="text-generation",
             data=f"{names}; blocks of {data.block_size} tokens",
@@ -91,47 +87,11 @@ class TextLearning:
 
 
 def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, SequenceDataset]:
-    """Return the training and validation blocks of a run, of one source or of a mixture."""
+    """Return the training and validation blocks of a run."""
     size, isolate = run.data.block_size, run.data.isolate_documents
-    blocks = partial(Blocks, block_size=size, isolate=isolate)
-    if not run.data.mixture:
-        train_tokens, validation_tokens = prepare(run.data, tokenizer)
-        return blocks(train_tokens), blocks(validation_tokens, at_most=run.eval_blocks)
-    splits: dict[str, tuple[Blocks, Blocks]] = {}
-    folders: dict[str, str] = {}
-    for source in run.data.shares():
-        prepared = prepare(run.data.alone(source), tokenizer)
-        # A folder is named by a digest of its text.
-        same = folders.setdefault(prepared[0].path.parent.name, source)
-        if same != source:
-            raise ValueError(f"{same} and {source} of data.mixture hold the same text; name one")
-        try:
-            splits[source] = blocks(prepared[0]), blocks(prepared[1])
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
-    train, validation = ([pair[i] for pair in splits.values()] for i in range(2))
-    shares = list(run.data.shares().values())
-    if run.data.validation:
-        # It is the same for all sources.
-        return MixedBlocks(train, shares), validation[0].first(
-            run.eval_blocks or len(validation[0])
-        )
-    _check_copies(splits)
-    return MixedBlocks(train, shares), MixedBlocks(validation, shares).in_shares(run.eval_blocks)
-
-
-def _check_copies(splits: Mapping[str, tuple[Blocks, Blocks]]) -> None:
-    """Raise where a source of a mixture trains on what another holds out.
-
-    Copies that differ in white space may be split otherwise, and so is a file that is a source by
-    itself, by its parts, and among others as one document.
-    """
-    for (source, (_, held)), (other, (learnt, _)) in itertools.permutations(splits.items(), 2):
-        if held.documents.copies_in(learnt.documents):
-            raise ValueError(
-                f"{other} has documents of {source} too, and would train on some that {source} "
-                "holds out: name one of them, or give --data.validation of other text"
-            )
+    train, validation = prepare(run.data, tokenizer)
+    held_out = Blocks(validation, size, isolate=isolate, at_most=run.eval_blocks)
+    return Blocks(train, size, isolate=isolate), held_out
 
 
 @final

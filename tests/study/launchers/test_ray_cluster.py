@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from layermem_bench.data import ray_cluster
-from layermem_bench.data.ray_cluster import check_address, connect
+from layermem_bench.study.launchers import ray_cluster
+from layermem_bench.study.launchers.ray_cluster import check_address, connect
 
 
 @pytest.mark.parametrize("address", ["auto", "head", "head:", ":1", "ray://head:1", "head:99999"])
