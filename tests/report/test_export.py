@@ -108,7 +108,6 @@ def test_numbers_that_are_not_finite_are_missing(tmp_path):
         (["--export", "long.xlsx"], "long.xlsx: a table is a file that ends in .parquet or .csv"),
         (["--export", "long"], "got no ending"),
         (["--export", "a.csv", "--figure", "a.svg"], "leave one out"),
-        (["--export", "a.csv", "--analysis", "x"], "--analysis is for the page"),
     ],
 )
 def test_what_is_no_table_is_refused(options, message, tmp_path, monkeypatch, capsys):

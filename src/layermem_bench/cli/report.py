@@ -20,12 +20,6 @@ class Report:
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
-    analysis: tuple[Path, ...] = ()
-    """Folders that layermem analyze has written, shown on the page."""
-    evaluation: tuple[Path, ...] = ()
-    """Folders that layermem eval has written, shown on the page."""
-    costs: Path | None = None
-    """File that layermem costs --measure --out has written, shown on the page."""
     figure: Path | None = None
     """File (svg, png, pdf) for the learning curves of the runs, in place of the page."""
     export: Path | None = None
@@ -42,9 +36,6 @@ class Report:
         instead = "--export" if self.figure is None else "--figure"
         of_page = {
             "against": self.against is not None,
-            "analysis": bool(self.analysis),
-            "evaluation": bool(self.evaluation),
-            "costs": self.costs is not None,
             "out": self.out != Path("report"),
         }
         if unused := [f"--{name}" for name, given in of_page.items() if given]:
@@ -57,16 +48,14 @@ def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or draw their curves."""
     if options.figure is not None:
         from layermem_bench.report.drawings import draw_curves
-        from layermem_bench.study.run_folders import find_comparable, name_arms
+        from layermem_bench.study.run_folders import gather_runs
 
-        runs = find_comparable(options.runs)
-        draw_curves(runs, name_arms(runs), options.figure)
+        draw_curves(gather_runs(options.runs, command=command), options.figure)
         logger.info("%s", options.figure)
         return
     if options.export is not None:
         _export(options, options.export, command)
         return
-    from layermem_bench.report.study import given_sections
     from layermem_bench.study.run_folders import compare_runs
 
     result = compare_runs(
@@ -75,8 +64,7 @@ def report(options: Report, command: str) -> None:
         against=options.against,
         command=command,
     )
-    further = given_sections(result, options.analysis, options.evaluation, options.costs)
-    show_result(result, options.out, further)
+    show_result(result, options.out)
 
 
 def _export(options: Report, path: Path, command: str) -> None:
