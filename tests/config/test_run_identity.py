@@ -19,7 +19,7 @@ from layermem_bench.config.run_identity import (
     FORMER,
     differences,
 )
-from layermem_bench.train.checkpoints import config_changes
+from layermem_bench.train.run_config import config_changes
 
 DECIDING = {f"{part}.{name}" if part else name for part, names in DECIDES.items() for name in names}
 HOST = {"variant": "host", "host": Host(model="m")}

@@ -1,14 +1,14 @@
 """`layermem costs PRESET --gpus N --device NAME`: what it would take to train a preset there."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from layermem_base.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import screen, show
 from layermem_bench.config.devices import get_device
 from layermem_bench.results.costs import MeasuringOptions
 
-_OF_RUN = ("micro_batch", "shard", "replicas", "checkpoint_activations", "keep_whole", "precision")
+_OF_RUN = ("micro_batch", "shard", "checkpoint_activations", "precision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,6 @@ class PlanOptions:
     shard: bool = False
     """With --gpus: parameters are sharded over devices (FSDP2), whatever the preset says; without
     it and in the preset they are copied to each (DDP)."""
-    replicas: int | None = number(None, at_least(1))
-    """With --gpus: copies of the model, each sharded over its share of the devices; None: the
-    preset's."""
-    keep_whole: Literal["nothing", "gradients", "all"] | None = None
-    """With --gpus: what a sharded run keeps unsharded between micro-batches; None: the preset's."""
     checkpoint_activations: bool = False
     """With --gpus: layers are computed again in the backward, whatever the preset says."""
 

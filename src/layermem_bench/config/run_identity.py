@@ -50,7 +50,6 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 }
 """Fields that decide, by the part of the run that holds them; "": the run itself."""
 DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
-    "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
     # Runs that were recorded before these fields have no others.
     "data.mixture": lambda run: bool(run.data.mixture),
     "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
@@ -71,13 +70,8 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.checkpoint_activations": "memory for time; the same numbers are computed again",
     "compute.checkpoint_every": "memory for time; the same numbers are computed again",
     "compute.shard": "rounding",
-    "compute.replicas": "rounding",
-    "compute.tensor": "rounding",
-    "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",
-    "compute.async_checkpoints": "when checkpoints are written",
     "compute.workers": "who reads the batches, which are the same",
-    "compute.ddp_timeout": "how long processes wait for each other",
 }
 """Fields that do not decide, each with the reason."""
 FORMER: Mapping[str, Mapping[str, Any]] = {
@@ -90,6 +84,17 @@ FORMER: Mapping[str, Mapping[str, Any]] = {
     "teacher": {"model": None, "weight": 0.5},
 }
 """Parts that runs of earlier versions have, as they were where they were off."""
+FORMER_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "optim": {"decay_steps": None},
+    "compute": {
+        "replicas": 1,
+        "tensor": 1,
+        "keep_whole": "nothing",
+        "async_checkpoints": False,
+        "ddp_timeout": 1800,
+    },
+}
+"""Fields that parts of runs of earlier versions have, as they were where they were off."""
 # What they add to the id of every run, so that runs recorded with them keep theirs.
 _FORMER_DECIDED = {f"regularizer.{name}": value for name, value in FORMER["regularizer"].items()}
 # Lists of NAME=VALUE, whose order says nothing.
@@ -115,6 +120,16 @@ def _floats(owner: Any) -> set[str]:
     """Return the names of a dataclass's fields that need not be whole numbers."""
     kind: Any = type(owner)
     return {name for name, _, is_whole in ranges(kind) if not is_whole}
+
+
+def without_former(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a run of any version without what was off and is no more."""
+    kept = {part: value for part, value in values.items() if FORMER.get(part) != value}
+    for part, former in FORMER_FIELDS.items():
+        if isinstance(fields := kept.get(part), Mapping):
+            off = {name for name, value in former.items() if fields.get(name) == value}
+            kept[part] = {name: value for name, value in fields.items() if name not in off}
+    return kept
 
 
 def run_id(run: Any) -> str:

@@ -135,21 +135,11 @@ def check_counted(run: Run) -> None:
             f"compute.checkpoint_every={run.compute.checkpoint_every}: activations that some "
             "layers keep are not counted in closed form; leave it 1"
         )
-    if run.compute.tensor > 1:
-        raise ValueError(
-            f"compute.tensor={run.compute.tensor}: what processes that share heads hold and send "
-            "is not counted in closed form; leave it 1"
-        )
 
 
 def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:
     compute = run.compute
     sequences = sequences_at_once(run, cluster.gpus)
-    if cluster.gpus % compute.replicas or (compute.replicas > 1 and not compute.shard):
-        raise ValueError(
-            f"--replicas {compute.replicas} with --gpus {cluster.gpus}: copies are of a sharded "
-            "model (--shard) and divide the devices; take a number that does"
-        )
     return Step(
         sequences=sequences,
         tokens=tokens,
@@ -160,8 +150,6 @@ def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:
         checkpointed=compute.checkpoint_activations,
         loss_chunk=choose_loss_chunk(compute.loss_chunk, sequences * tokens, vocabulary),
         shard=compute.shard,
-        replicas=compute.replicas,
-        keep_whole=compute.keep_whole,
     )
 
 
