@@ -15,10 +15,9 @@ from layermem_bench.config.run_identity import (
     DECIDES,
     DECIDES_WHERE,
     DOES_NOT_DECIDE,
-    FORMER,
     differences,
 )
-from layermem_bench.train.checkpoints import config_changes
+from layermem_bench.train.run_config import config_changes
 
 DECIDING = {f"{part}.{name}" if part else name for part, names in DECIDES.items() for name in names}
 HOST = {"variant": "host", "host": Host(model="m")}
@@ -131,10 +130,3 @@ def test_recorded_runs_are_read_and_keep_their_ids():
                     fields = yaml.safe_load(archive.extractfile(member))
                     about = fields.pop("about")
                     assert run_from_dict(fields).id == about["run_id"]
-
-
-@pytest.mark.parametrize("part", FORMER)
-def test_a_part_that_is_gone_is_refused_where_it_was_on(part):
-    assert run_from_dict({part: FORMER[part]}) == Run()
-    with pytest.raises(ValueError, match=f"unknown {part}"):
-        run_from_dict({part: {**FORMER[part], next(iter(FORMER[part])): "on"}})

@@ -2,11 +2,8 @@
 
 import itertools
 import json
-import re
 import shutil
 import sys
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +12,10 @@ from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
-from layermem.models.card import CARD
 from layermem.retrofit import attach, load_attached
 from layermem_bench import cli
 from layermem_bench.cli.train_host import TrainHost, to_run
-from layermem_bench.config.run import Data, Host, Run, Task, run_from_dict
+from layermem_bench.config.run import Data, Host, Run, run_from_dict
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
@@ -30,9 +26,8 @@ from layermem_bench.study.unchanged import check_unchanged
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.learning.text import TextLearning
 from layermem_bench.train.run import train
-from layermem_bench.train.run_config import load_run, recorded_run
+from layermem_bench.train.run_config import recorded_run
 from layermem_bench.train.sequences import order_of
-from layermem_bench.train.trainer import Trainer
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
 
@@ -127,7 +122,7 @@ def test_a_run_that_was_interrupted_ends_as_one_left_alone(kind, folder, tmp_pat
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_at(patch, 5, interrupt)
         finetuned(folder, tmp_path / "part", *options)
-    with pytest.raises(SystemExit, match=r"Go on with that run \(--resume\)"):
+    with pytest.raises(SystemExit, match="--resume"):
         finetuned(folder, tmp_path / "part", *options)
     # By its own command, or by that of any run.
     if kind == "lora":
@@ -188,10 +183,7 @@ def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_pat
         check_unchanged(ended, is_complete=False)
     # Nor does a run go on from another commit than it began with.
     run.final.rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=f"org/base does not hold the weights .*{first}"):
-        train(recorded_run(run), run.path, resume=True)
-    monkeypatch.setattr("layermem_bench.train.sequences.find_commit", lambda *_, **__: None)
-    with pytest.raises(ValueError, match=f"commit of org/base .* cannot be asked.*{first}"):
+    with pytest.raises(ValueError, match="other weights"):
         train(recorded_run(run), run.path, resume=True)
 
 
@@ -241,26 +233,6 @@ def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
     assert "models of transformers" in (tmp_path / "index.html").read_text()
 
 
-def test_a_card_has_the_rates_that_were_used(arms):
-    rates = {}
-    for name in ("routers", "everything"):
-        card = (arms[name].final / CARD).read_text()
-        rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, re.MULTILINE))
-        optim = load_run(arms[name].config).optim
-        rates[name] = rows["learning rate"].partition(";")[0], optim
-        validations = [row["val_loss"] for row in arms[name].rows() if "val_loss" in row]
-        assert rows["validation loss before the first step"] == f"{validations[0]:.4f}"
-        assert rows["validation loss (nats a token)"] == f"{validations[-1]:.4f}"
-        assert "\n# llama trained further with layer memory, seed 0\n" in card
-        assert "the licence of llama allow" in card
-        assert re.search(r"\b0 \([^)]*routers", rows["weight decay"])
-    said, optim = rates["routers"]
-    assert said == "0.005 (routers)" and optim.lr != 0.005
-    said, optim = rates["everything"]
-    assert said.startswith(f"{optim.lr:g} (norms, biases and embeddings, weight matrices), ")
-    assert said.endswith("0.005 (routers)")
-
-
 @pytest.mark.slow
 def test_a_run_is_measured_with_its_memory(folder, arms, tmp_path):
     texts = ["--tasks", f"ppl={folder / 'words.jsonl'}", "--out", str(tmp_path)]
@@ -268,7 +240,7 @@ def test_a_run_is_measured_with_its_memory(folder, arms, tmp_path):
     losses = read_result(EvalResult, tmp_path).of("loss")["nats per token"].scores.values()
     assert len({score.value for score in losses}) == 4
     card = (arms["routers"].final / "README.md").read_text()
-    assert "its routers alone were trained" in card and "load_attached(path)" in card
+    assert "memory full, trained routers" in card and "load_attached(path)" in card
     assert "load_attached" not in (arms["plain"].final / "README.md").read_text()
 
 
@@ -410,7 +382,6 @@ def test_half_of_a_host_is_refused(make, message):
         {"model": {"num_hidden_layers": 2}},
         {"compute": {"shard": True}},
         {"compute": {"loss_chunk": 8}},
-        {"compute": {"async_checkpoints": True}},
         {"data": {"isolate_documents": True}},
         {"data": {"tokenizer": "x"}},
         {"task": {"tokenizer": "x"}},
@@ -426,23 +397,3 @@ def test_fields_without_effect_on_a_host_are_refused(changes):
 def test_what_is_trained_is_part_of_the_run():
     run = to_run(TrainHost(host="x", text="stdlib"))
     assert run.id != to_run(TrainHost(host="x", text="stdlib", train="all")).id
-
-
-@pytest.mark.parametrize(
-    ("takes_counts", "micro_batches", "task", "refused"),
-    [(False, 2, "mqar", True), (True, 2, "mqar", False), (False, 1, "mqar", False)]
-    + [(False, 2, None, False)],
-)
-def test_micro_batches_of_unequal_labels_need_their_number(
-    takes_counts, micro_batches, task, refused
-):
-    """As of Gemma 3n, whose loss is the mean over a micro-batch."""
-    trainer = SimpleNamespace(
-        run=Run(task=Task(name=task)),
-        args=SimpleNamespace(gradient_accumulation_steps=micro_batches, world_size=1),
-        model=object(),
-        model_accepts_loss_kwargs=takes_counts,
-        learning=SimpleNamespace(step_loss=None),
-    )
-    with pytest.raises(ValueError, match="2 micro-batches") if refused else nullcontext():
-        Trainer._check_label_counts(trainer)

@@ -13,7 +13,7 @@ _OF_OURS: dict[str, tuple[str, ...]] = {
     "model": (),
     "data": ("tokenizer", "isolate_documents"),
     "task": ("tokenizer",),
-    "compute": ("shard", "tensor", "loss_chunk", "checkpoint_every", "async_checkpoints"),
+    "compute": ("shard", "loss_chunk", "checkpoint_every"),
 }
 
 

@@ -150,8 +150,7 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
 def check_can_begin(run: Run) -> None:
     """Raise where a run would be refused here before its first step, as far as nothing has to be
     prepared or fetched for it."""
-    if run.compute.tensor == run.compute.replicas == 1:
-        sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
+    sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
     if run.task.name:
         return
     for source in filter(None, (run.data.source, run.data.validation)):

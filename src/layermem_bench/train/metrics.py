@@ -110,7 +110,9 @@ class StepCost:
 
 
 def training_row(
-    logs: Mapping[str, float],
+    *,
+    loss: float,
+    grad_norm: float,
     learning_rates: Mapping[str, float],
     steps_per_second: float,
     step: int,
@@ -120,10 +122,10 @@ def training_row(
     tokens_per_second = steps_per_second * cost.tokens
     overridden = [rate for name, rate in learning_rates.items() if name not in (DECAYED, PLAIN)]
     row = {
-        "loss": logs["loss"],
+        "loss": loss,
         # Where nothing else is trained, the rate is that of what the variant has added.
         "lr": learning_rates[DECAYED] if DECAYED in learning_rates else overridden[0],
-        "grad_norm": logs.get("grad_norm", math.nan),
+        "grad_norm": grad_norm,
         "flops": round(step * cost.tokens * cost.flops_per_token),
         "tokens_per_second": tokens_per_second,
     }

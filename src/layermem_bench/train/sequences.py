@@ -1,21 +1,15 @@
-"""Sequences of tokens as the trainer gets them: how they are padded, their order, their digests.
-
-Recorded runs keep two digests of data. ``data_digest`` (config.yaml) identifies whole splits by how
-they were prepared. ``sequences_digest`` (origin.json of a checkpoint) reads the sequences
-themselves, and so notices a change of what cuts or encodes them too.
-"""
+"""Sequences of tokens as the loop gets them: how they are padded, their order, their digests."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from layermem.models.hub import find_commit
 from layermem_bench.config.hashing import file_digest
@@ -25,8 +19,6 @@ from layermem_bench.data.document_hashes import Sketch
 
 IGNORED = -100
 """Label of a token that has no loss."""
-# Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
-_MAX_SEQUENCES = 4096
 
 
 class SequenceDataset(Protocol):
@@ -48,18 +40,12 @@ class SequenceDataset(Protocol):
 
 
 class PaddedSequences(Dataset[dict[str, Tensor]]):
-    """Sequences of different lengths: ``input_ids`` [T] and ``labels`` [T] or [], among others."""
+    """Sequences of different lengths: ``input_ids`` and ``labels`` [T] of each."""
 
-    def __init__(
-        self,
-        items: Sequence[Mapping[str, Any]],
-        padding: int,
-        *,
-        has_mask: bool = True,
-        documents: Iterable[str] = (),
-    ) -> None:
-        self.items, self.padding, self.has_mask = items, padding, has_mask
-        self.documents = Sketch.of(documents)
+    documents = Sketch.of(())
+
+    def __init__(self, items: Sequence[Mapping[str, Any]], padding: int) -> None:
+        self.items, self.padding = items, padding
         self.length = sum(len(item["input_ids"]) for item in items) / len(items)
 
     def __len__(self) -> int:
@@ -71,32 +57,20 @@ class PaddedSequences(Dataset[dict[str, Tensor]]):
 
     def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Pad to the longest sequence, on the right, where a causal model needs no mask."""
-        padding = {"input_ids": self.padding, "token_type_ids": 0, "labels": IGNORED}
-        columns = {name: [item[name] for item in items] for name in items[0]}
-        batch = {
-            name: pad_sequence(values, True, padding[name])
-            if values[0].ndim
-            else torch.stack(values)
-            for name, values in columns.items()
+        return {
+            name: pad_sequence([item[name] for item in items], True, padding)
+            for name, padding in (("input_ids", self.padding), ("labels", IGNORED))
         }
-        if self.has_mask:
-            ones = [torch.ones_like(ids) for ids in columns["input_ids"]]
-            batch["attention_mask"] = pad_sequence(ones, True, 0)
-        return batch
 
     def identity(self) -> object:
-        return [
-            [np.atleast_1d(item[name]).tolist() for name in ("input_ids", "labels")]
-            for item in self.items
-        ]
+        return [[list(item[name]) for name in ("input_ids", "labels")] for item in self.items]
 
 
-class DataOrder(Sampler[int]):
+class DataOrder:
     """Yield ``length`` indices of a dataset of ``dataset_size`` sequences, drawn from a seed.
 
     They are a chain of permutations, so that every step has a full batch, in an order that depends
-    on neither processes, micro-batch nor variant. torch's ``RandomSampler`` draws the same, but has
-    another order at a second pass, and accelerate replaces it or synchronizes its generator.
+    on neither processes, micro-batch nor variant.
     """
 
     def __init__(self, dataset_size: int, length: int, seed: int) -> None:
@@ -164,16 +138,3 @@ def weights_digest(source: str | None, revision: str | None = None) -> str | Non
 
 def _short_digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
-
-
-def sequences_digest(data: SequenceDataset) -> str:
-    """Return the SHA-256 of a dataset's size and of up to 4,096 of its sequences."""
-    count = len(data)
-    digest = hashlib.sha256(str(count).encode())
-    indices: Iterable[int] = range(count)
-    if count > _MAX_SEQUENCES:
-        indices = (i * (count - 1) // (_MAX_SEQUENCES - 1) for i in range(_MAX_SEQUENCES))
-    for index in indices:
-        for name, tensor in sorted(data[index].items()):
-            digest.update(f"{name} {tensor.shape}".encode() + tensor.numpy().tobytes())
-    return digest.hexdigest()

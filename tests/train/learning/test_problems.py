@@ -16,8 +16,8 @@ from layermem_bench.evals.solving import attempt, evaluate
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.tasks.registry import get_task, vocabulary_and_length
 from layermem_bench.train.learning.text import ProblemDataset, build_problem_datasets
+from layermem_bench.train.loop import Loop
 from layermem_bench.train.run import train
-from layermem_bench.train.trainer import Trainer
 
 TASK = Task(
     name="arithmetic",
@@ -216,7 +216,7 @@ def test_a_model_whose_test_fails_is_kept(
         train(run, tmp_path / "failed", evaluate=failing)
     folder = RunFolder(tmp_path / "failed")
     assert not folder.final.exists() and not folder.result.exists()
-    monkeypatch.setattr(Trainer, "training_step", None)
+    monkeypatch.setattr(Loop, "train_step", None)
     assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
     assert curve(folder) == curve(whole)
     assert folder.result.read_text() == whole.result.read_text()

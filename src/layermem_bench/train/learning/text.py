@@ -157,7 +157,7 @@ class ProblemLearning:
         """Have the trained model solve the test problems, and write the attempts."""
         assert self.evaluate is not None
         solved, attempts = self.evaluate(trainer.model, self.tokenizer, self.run.task, "test")
-        if not trainer.is_world_process_zero():
+        if not trainer.is_first:
             return None
         rows = [attempt.row() for attempt in attempts]
         write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
@@ -186,7 +186,7 @@ class ProblemDataset(PaddedSequences):
                 ids = [*prompt, *solution, end]
                 labels = [*[IGNORED] * len(prompt), *solution, end]
             items.append({"input_ids": ids, "labels": labels})
-        super().__init__(items, padding_of(tokenizer), has_mask=False)
+        super().__init__(items, padding_of(tokenizer))
 
     def identity(self) -> object:
         """Return ids and labels of problems with queries, prompts and solutions of others."""
