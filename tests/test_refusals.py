@@ -49,7 +49,6 @@ REFUSED = [
     ("eval ./model --tasks arithmetic", "./model"),
     ("analyze ./nowhere", "nowhere"),
     ("report nowhere", "nowhere"),
-    ("list tasks --count 5", "task"),
     ("list tasks arithmetic --task-options operand=3", "operand"),
     ("list tasks prosqa --task-options nodes=many", "nodes"),
     ("list tasks mqar --task-options length=1000000000", "length"),
