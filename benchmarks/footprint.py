@@ -3,9 +3,8 @@
     python benchmarks/footprint.py [--processes N ...] [--batch-size N] [--micro-batch N]
 
 Gigabytes that a process holds when all gradients are there, without activations, and that it sends
-in a step: with a copy of the model each (DDP), and with parameters shared (FSDP2), by what
-compute.keep_whole names. tests/efficiency/test_memory.py and tests/train/test_processes.py compare
-the counts with what is allocated and sent.
+in a step: with a copy of the model each (DDP), and with parameters shared (FSDP2).
+tests/efficiency/test_memory.py compares the counts with what is allocated.
 """
 
 import argparse
@@ -28,8 +27,6 @@ WAYS = {
     "DDP": {},
     "FSDP2, float32": {"shard": True},
     "FSDP2, bfloat16": {"shard": True, "half": True},
-    "keeping gradients": {"shard": True, "half": True, "keep_whole": "gradients"},
-    "keeping all": {"shard": True, "half": True, "keep_whole": "all"},
 }
 
 

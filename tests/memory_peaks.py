@@ -35,8 +35,6 @@ TOGETHER = {
     "sharded, two micro-batches": {"shard": True, "micro_batch": 2},
     "sharded bfloat16": {"shard": True, "precision": "bfloat16", "micro_batch": 2},
     "sharded checkpointed": {"shard": True, "checkpoint_activations": True, "micro_batch": 2},
-    "sharded, gradients whole": {"shard": True, "keep_whole": "gradients", "micro_batch": 2},
-    "sharded, all whole": {"shard": True, "keep_whole": "all", "micro_batch": 2},
 }
 
 
