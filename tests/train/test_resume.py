@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint(run, whole, tmp_path):
     folder = rewound(whole.path, tmp_path / "damaged")
     path = folder.latest_checkpoint() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="checkpoint-4 is damaged"):
+    with pytest.raises(ValueError, match="checkpoint-4"):
         train(run, folder.path, resume=True)
 
 

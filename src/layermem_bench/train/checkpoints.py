@@ -145,9 +145,10 @@ def check_layout(
 
 def set_random_state(states: Mapping[str, Tensor], accelerator: Accelerator) -> None:
     """Have this process draw the numbers that it would have drawn next, if there were as many."""
-    place = accelerator.process_index
     if len(states["cpu"]) != accelerator.num_processes:
         return
-    torch.set_rng_state(states["cpu"][place])
-    if "cuda" in states and accelerator.device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"][place])
+    # A copy: torch crashes on a row of a matrix.
+    own = {name: rows[accelerator.process_index].clone() for name, rows in states.items()}
+    torch.set_rng_state(own["cpu"])
+    if "cuda" in own and accelerator.device.type == "cuda":
+        torch.cuda.set_rng_state(own["cuda"])

@@ -36,7 +36,7 @@ from layermem_bench.train.optimizer import (
     overrides_of,
     set_learning_rates,
 )
-from layermem_bench.train.progress import RunProgress, open_trackers
+from layermem_bench.train.progress import RunsProgress, open_trackers
 from layermem_bench.train.sequences import IGNORED, order_of
 from layermem_bench.train.stopping import NotFiniteError, StopOnSignal
 
@@ -117,7 +117,10 @@ class Loop:
         run = self.run
         with ExitStack() as shown:
             shown.enter_context(open_trackers(self.accelerator, run, self.folder))
-            self._progress = shown.enter_context(RunProgress(run.max_steps, self.step))
+            if self.is_first:
+                self._progress = RunsProgress()
+                self._progress.begin(self.folder.path.name, run.max_steps, self.step)
+                shown.callback(self._progress.close)
             if run.compute.compile:
                 # Sharded, each layer is compiled by itself: all are of one code.
                 layers = self.model.config.get_text_config().num_hidden_layers
@@ -253,7 +256,7 @@ class Loop:
         row = {"step": self.step, "tokens": round(self.step * self._cost.tokens), **row}
         if self.is_first:
             self.folder.append_row(row)
-            self._progress.show(row)
+            self._progress.update(self.folder.path.name, row)
             self.accelerator.log(row, step=self.step)
 
     @torch.no_grad()

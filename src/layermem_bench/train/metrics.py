@@ -87,8 +87,7 @@ def _of_text(module: nn.Module, config: Any) -> Iterator[nn.Module]:
 
 
 def _head_width(config: Any) -> int:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(width)
+    return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
 def variant_metrics(model: Any) -> dict[str, float]:

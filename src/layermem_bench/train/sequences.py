@@ -1,15 +1,13 @@
-"""Sequences of tokens as the loop gets them: how they are padded, their order, their digests."""
+"""Sequences of tokens as the loop gets them: their order, and digests of what a run reads."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from layermem.models.hub import find_commit
 from layermem_bench.config.hashing import file_digest
@@ -39,35 +37,8 @@ class SequenceDataset(Protocol):
         """Return what ``data_digest`` recognises the split by, as JSON would hold it."""
 
 
-class PaddedSequences(Dataset[dict[str, Tensor]]):
-    """Sequences of different lengths: ``input_ids`` and ``labels`` [T] of each."""
-
-    documents = Sketch.of(())
-
-    def __init__(self, items: Sequence[Mapping[str, Any]], padding: int) -> None:
-        self.items, self.padding = items, padding
-        self.length = sum(len(item["input_ids"]) for item in items) / len(items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        item = self.items[index]
-        return {name: torch.as_tensor(item[name], dtype=torch.long) for name in item}
-
-    def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Pad to the longest sequence, on the right, where a causal model needs no mask."""
-        return {
-            name: pad_sequence([item[name] for item in items], True, padding)
-            for name, padding in (("input_ids", self.padding), ("labels", IGNORED))
-        }
-
-    def identity(self) -> object:
-        return [[list(item[name]) for name in ("input_ids", "labels")] for item in self.items]
-
-
 class DataOrder:
-    """Yield ``length`` indices of a dataset of ``dataset_size`` sequences, drawn from a seed.
+    """Yields ``length`` indices of a dataset of ``dataset_size`` sequences, drawn from a seed.
 
     They are a chain of permutations, so that every step has a full batch, in an order that depends
     on neither processes, micro-batch nor variant.
@@ -76,12 +47,8 @@ class DataOrder:
     def __init__(self, dataset_size: int, length: int, seed: int) -> None:
         self.dataset_size, self.length, self.seed = dataset_size, length, seed
 
-    def __len__(self) -> int:
-        return self.length
-
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed)
-        remaining = self.length
+        generator, remaining = torch.Generator().manual_seed(self.seed), self.length
         while remaining > 0:
             epoch = torch.randperm(self.dataset_size, generator=generator)[:remaining].tolist()
             yield from epoch
@@ -91,17 +58,6 @@ class DataOrder:
 def order_of(data: SequenceDataset, length: int, seed: int) -> DataOrder:
     """Return the order in which ``length`` sequences of a dataset are trained on."""
     return DataOrder(len(data), length, seed)
-
-
-def padding_of(tokenizer: Any) -> int:
-    """Return the id that sequences are padded with: that of the end, where there is no other."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise ValueError(
-        "the tokenizer has neither a padding token nor an end token; give it one: "
-        "tokenizer.pad_token = ..., tokenizer.save_pretrained(...)"
-    )
 
 
 def data_digest(*splits: SequenceDataset) -> str:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
 from layermem.models.card import imports_of
 from layermem.models.configuration import DecoderConfig
@@ -30,9 +32,7 @@ from layermem_bench.train.metrics import validation_row
 from layermem_bench.train.model_card import Learnt, literal
 from layermem_bench.train.sequences import (
     IGNORED,
-    PaddedSequences,
     SequenceDataset,
-    padding_of,
     prompts_digest,
 )
 from layermem_bench.train.setup import build_model, load_run_tokenizer
@@ -166,8 +166,10 @@ class ProblemLearning:
 
 
 @final
-class ProblemDataset(PaddedSequences):
+class ProblemDataset(Dataset[dict[str, Tensor]]):
     """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
+
+    documents = Sketch.of(())
 
     def __init__(self, problems: Sequence[Problem], tokenizer: Any) -> None:
         if not problems:
@@ -186,12 +188,27 @@ class ProblemDataset(PaddedSequences):
                 ids = [*prompt, *solution, end]
                 labels = [*[IGNORED] * len(prompt), *solution, end]
             items.append({"input_ids": ids, "labels": labels})
-        super().__init__(items, padding_of(tokenizer))
+        self.items, padding = items, tokenizer.pad_token_id
+        self.padding = end if padding is None else padding
+        self.length = sum(len(item["input_ids"]) for item in items) / len(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: torch.tensor(ids) for name, ids in self.items[index].items()}
+
+    def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Pad to the longest sequence, on the right, where a causal model needs no mask."""
+        return {
+            name: pad_sequence([item[name] for item in items], True, padding)
+            for name, padding in (("input_ids", self.padding), ("labels", IGNORED))
+        }
 
     def identity(self) -> object:
         """Return ids and labels of problems with queries, prompts and solutions of others."""
         if self._queried:
-            return super().identity()
+            return [[list(item[name]) for name in ("input_ids", "labels")] for item in self.items]
         lengths = [item["labels"].count(IGNORED) for item in self.items]
         ids = [item["input_ids"] for item in self.items]
         return [[each[:n], each[n:]] for each, n in zip(ids, lengths, strict=True)]
