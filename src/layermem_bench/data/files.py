@@ -49,12 +49,6 @@ def find_files(folder: Path) -> Iterator[Path]:
     return (path for path in paths if kind_of(path) in SUFFIXES and path.is_file())
 
 
-def file_records(path: Path, *, only: str | None = None) -> Iterator[tuple[Any, str]]:
-    """Yield each value of a file of JSON lines, or each row of Parquet (``only`` that field), and
-    its place for errors."""
-    return _parquet_rows(path, only) if document_unit(path) == "row" else json_lines(path)
-
-
 def json_lines(path: Path, begin: int = 0, end: float = math.inf) -> Iterator[tuple[Any, str]]:
     """Yield the value of each line that starts at these bytes; empty lines have none."""
     with open_decompressed(path) as file:
@@ -74,27 +68,22 @@ def json_lines(path: Path, begin: int = 0, end: float = math.inf) -> Iterator[tu
                 if text:
                     yield json.loads(text), where
             except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(
-                    f"{where} is not JSON ({error}); a line must hold one whole object: `jq -c .` "
-                    "writes objects so, `jq -c '.[]'` those of a list"
-                ) from error
+                raise ValueError(f"{where} is not one whole object of JSON: {error}") from error
 
 
-def _parquet_rows(path: Path, only: str | None) -> Iterator[tuple[Any, str]]:
+def parquet_rows(path: Path, only: str) -> Iterator[tuple[Any, str]]:
+    """Yield each row with its field ``only``, or with all fields where it has none of this name."""
     # Imported where such a file is read: it takes longer than all the rest.
     from pyarrow import ArrowException, parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            # Without the field that is to be read: all, so that an error can name them.
             columns = [only] if only in file.schema_arrow.names else None
             batches = file.iter_batches(batch_size=256, columns=columns)
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows))
     except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is damaged or no Parquet file ({error}); fetch it again"
-        ) from error
+        raise ValueError(f"{path} is damaged or no Parquet file: {error}") from error
 
 
 @contextmanager

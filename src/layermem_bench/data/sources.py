@@ -28,12 +28,12 @@ from layermem_base.generation_settings import check_text
 from layermem_bench.data.files import (
     SUFFIXES,
     document_unit,
-    file_records,
     find_files,
     is_compressed,
     json_lines,
     kind_of,
     open_decompressed,
+    parquet_rows,
 )
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
@@ -131,12 +131,11 @@ class LocalFiles(Source):
         if unit == "line" and not is_compressed(path):
             if begin < path.stat().st_size and end > 0:
                 yield from self._of_records(json_lines(path, max(begin, 0), end))
-        elif not begin <= 0 < end:
-            return
-        elif unit == "file":
+        elif begin <= 0 < end and unit == "file":
             yield _parts_of_file(path)
-        else:
-            yield from self._of_records(file_records(path, only=self.text_field))
+        elif begin <= 0 < end:
+            rows = json_lines(path) if unit == "line" else parquet_rows(path, self.text_field)
+            yield from self._of_records(rows)
 
     def _of_records(self, records: Iterable[tuple[Any, str]]) -> Iterator[Iterable[str]]:
         return (cut_document(_text_of(value, self.text_field, where)) for value, where in records)
@@ -176,23 +175,21 @@ class HubDataset(Source):
 
     def fingerprint(self) -> str:
         if self.streaming:
-            # Its text has not been read: only a commit distinguishes it from an earlier version.
-            self._pin_commit()
-            content = self.revision
+            # Its text has not been read: only a commit distinguishes it from an earlier version,
+            # and no other is read from here on.
+            content = self.revision = self._commit()
         else:
-            data = self.rows
-            content = f"{self.revision} {data.info.version} {data._fingerprint}"
+            content = f"{self.revision} {self.rows.info.version} {self.rows._fingerprint}"
         fields = self.name, self.subset, self.split, self.text_field, self.streaming, content
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
-    def _pin_commit(self) -> None:
-        """Find the commit that the name stands for now, and read no other from here on."""
-        if not _COMMIT.fullmatch(self.revision or ""):
-            import huggingface_hub
+    def _commit(self) -> str | None:
+        """Return the commit that the name stands for now."""
+        if self.revision and _COMMIT.fullmatch(self.revision):
+            return self.revision
+        import huggingface_hub
 
-            self.revision = (
-                huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha
-            )
+        return huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha
 
     @cached_property
     def rows(self) -> Any:
