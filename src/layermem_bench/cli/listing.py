@@ -1,11 +1,10 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -31,9 +30,6 @@ class ListPresets:
 @dataclass(frozen=True, kw_only=True)
 class ListVariants:
     """List the variants with what they add to the plain decoder at the shape of paper-1b-gqa."""
-
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON in place of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +110,6 @@ def _variants(options: ListVariants) -> None:
         from layermem_bench.presets import get_preset
 
         facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(row) for row in facts], indent=1) + "\n")
-        return
     caption = (
         f"At the shape of the preset {PRESET}, default fields: parameters and forward FLOPs a "
         "token beyond the plain decoder's; bytes in bfloat16 that a layer hands to later ones, and "

@@ -23,6 +23,10 @@ from layermem_bench.results.files import read_result
 from layermem_bench.results.intervals import Interval
 from layermem_bench.results.study import Board, Condition, Metric, RunRecord, StudyResult
 
+_NOT_MEASURED = (
+    "Time and memory were not measured. To do it: layermem costs PRESET --measure, for a preset of "
+    "these sizes"
+)
 _NOT_COUNTED = (
     "Costs are not counted in closed form: the arms are models of transformers, none of them has "
     "trained a step, or what one starts from is not on this machine and no final model is saved."
@@ -251,11 +255,8 @@ def _of_costs(boards: Sequence[Board]) -> list[Section]:
         if not costs.points:
             sections.append(Section(title=title, paragraphs=[_NOT_COUNTED]))
         else:
-            any_preset = "layermem costs PRESET --measure, for a preset of these sizes"
-            command = costs.measure_command or any_preset
-            how = "" if board.steps else f"Time and memory were not measured. To do it: {command}"
-            lines = [costs.layers, costs.width]
-            sections.append(counted_section(title, costs.points, lines, how))
+            how = "" if board.steps else _NOT_MEASURED
+            sections.append(counted_section(title, costs.points, how))
     return sections
 
 
