@@ -1,7 +1,7 @@
 """Draw the pictures of the pages from what was recorded: python THIS_FILE.
 
-Each is a file below docs, with a title and a description in words. ``layermem costs`` draws
-costs.svg, and docs/notebook_page.py those of the notebook.
+Each is a file below docs, with a title and a description in words; docs/notebook_page.py draws
+those of the notebook.
 """
 
 from collections import Counter

@@ -7,15 +7,11 @@ import matplotlib
 import pytest
 from pictures import PICTURES, Part, differences
 
-from layermem_bench import cli
 from layermem_bench.results.study import LOSS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("results/*.md")]
-COSTS = (
-    "layermem costs paper-1b-gqa paper-1b-full --layers 4 8 16 32 64 128 --figure docs/costs.svg"
-)
 
 
 def assert_is(recorded, drawn, how):
@@ -31,18 +27,11 @@ def test_a_picture_is_drawn_from_its_record(name):
     assert_is(recorded, PICTURES[name](), "python docs/pictures.py")
 
 
-def test_the_picture_of_costs_is_drawn_by_its_command(tmp_path):
-    assert COSTS in (DOCS / "reports.md").read_text(encoding="utf-8")
-    *words, name = COSTS.split()[1:]
-    cli.main([*words, str(tmp_path / "costs.svg")])
-    assert_is((ROOT / name).read_text(), (tmp_path / "costs.svg").read_text(), COSTS)
-
-
 def test_every_picture_has_a_command_a_page_and_words():
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.svg")}
     # Those of the notebook are drawn by its cells, which tests/real runs.
     by_cells = {path.name for path in DOCS.glob("notebook_*.svg")}
-    assert there == {*PICTURES, "costs.svg", *by_cells}
+    assert there == {*PICTURES, *by_cells}
     on_pages = set()
     for page in PAGES:
         shown = re.findall(r"!\[(.*?)\]\((\S+?)\)", page.read_text(encoding="utf-8"))

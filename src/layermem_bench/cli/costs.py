@@ -30,8 +30,6 @@ class Costs(MeasuringOptions):
     """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
     out: Path | None = None
     """File for the figures, as JSON; layermem report reads it."""
-    figure: Path | None = None
-    """File (svg, png, pdf) for curves along --layers or --widths."""
     gpus: int | None = number(None, at_least(1))
     """Devices that would train the presets: memory of each, time and GPU-hours are printed, in
     closed form; None: nothing of them."""
@@ -52,14 +50,12 @@ class Costs(MeasuringOptions):
             raise ValueError("--gpus and --device go together: how many devices, and which (h100)")
         if self.device is not None:
             get_device(self.device)
-        if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:
-            raise ValueError("a figure needs two sizes: --layers 4 8 16, or --widths 64 128")
 
 
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
     from layermem_base.files import write_atomically
-    from layermem_bench.report import cost_tables, figures
+    from layermem_bench.report import cost_tables
     from layermem_bench.results.files import to_json
     from layermem_bench.study.costs import count_costs, plan_arms
 
@@ -73,10 +69,6 @@ def costs(options: Costs, command: str) -> None:
             )
             show(cost_tables.plan_table(preset, plans, device, options.gpus, options.utilisation))
         return
-    if options.figure is not None:
-        figures.check(options.figure)
-        if "," not in options.variants:
-            raise ValueError("a figure needs two --variants: it shows how much more one costs")
     names = [field.name for field in fields(MeasuringOptions)]
     measuring = MeasuringOptions(**{name: getattr(options, name) for name in names})
     result = count_costs(
@@ -95,5 +87,3 @@ def costs(options: Costs, command: str) -> None:
     show(cost_tables.cache_table(result.points))
     if options.measure:
         show(cost_tables.measured_table(result))
-    if options.figure is not None:
-        cost_tables.draw(result, options.figure)

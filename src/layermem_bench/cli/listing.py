@@ -1,11 +1,10 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -16,24 +15,12 @@ from layermem_bench.cli.screen import format_plainly, screen, show
 
 @dataclass(frozen=True, kw_only=True)
 class ListAny:
-    """Show what there is: presets, variants, tasks, evals (evaluation tasks) or studies, those of
-    plugins too. `layermem list tasks arithmetic` shows problems of a task."""
+    """Show what there is, those of plugins too: presets with what they cost as the plain decoder,
+    variants with what they add at the shape of paper-1b-gqa, tasks, evals (evaluation tasks) or
+    studies. `layermem list tasks arithmetic` shows problems of a task."""
 
     kind: tyro.conf.Positional[Literal["presets", "variants", "tasks", "evals", "studies"]]
-    """What is shown; each has options of its own: layermem list presets --help."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListPresets:
-    """List presets with what they cost as the plain decoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListVariants:
-    """List the variants with what they add to the plain decoder at the shape of paper-1b-gqa."""
-
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON in place of a table."""
+    """What is shown; some have options of their own: layermem list tasks --help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +62,7 @@ class ListStudies:
     """Folder of runs and results."""
 
 
-def _presets(options: ListPresets) -> None:
+def _presets(options: ListAny) -> None:
     from layermem_bench import presets
     from layermem_bench.efficiency.costs import run_cost
     from layermem_bench.report.numbers import with_unit
@@ -104,7 +91,7 @@ def _variant_names() -> list[str]:
     return [row.name for row in read_facts()] if registry is None else registry.list_variants()
 
 
-def _variants(options: ListVariants) -> None:
+def _variants(options: ListAny) -> None:
     from layermem_bench.efficiency.variant_facts import COLUMNS, PRESET, find_facts, read_facts
     from layermem_bench.report.page import Table
 
@@ -114,9 +101,6 @@ def _variants(options: ListVariants) -> None:
         from layermem_bench.presets import get_preset
 
         facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(row) for row in facts], indent=1) + "\n")
-        return
     caption = (
         f"At the shape of the preset {PRESET}, default fields: parameters and forward FLOPs a "
         "token beyond the plain decoder's; bytes in bfloat16 that a layer hands to later ones, and "
@@ -182,23 +166,25 @@ def _studies(options: ListStudies) -> None:
     )
 
 
-_KINDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
-    "presets": (ListPresets, _presets),
-    "variants": (ListVariants, _variants),
-    "tasks": (ListTasks, _tasks),
-    "evals": (ListEvals, _evals),
-    "studies": (ListStudies, _studies),
-}
+_WITH_OPTIONS = {"tasks": ListTasks, "evals": ListEvals, "studies": ListStudies}
 
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a list, an instance of its dataclass."""
-    kinds = {name: kind for name, (kind, _) in _KINDS.items()}
-    if not args or args[0] not in kinds:
-        return read_options(ListAny, "list", args)
-    return read_options(kinds[args[0]], f"list {args[0]}", args[1:])
+    name = args[0] if args else ""
+    if name in _WITH_OPTIONS:
+        return read_options(_WITH_OPTIONS[name], f"list {name}", args[1:])
+    return read_options(ListAny, "list", args)
 
 
 def list_(options: Any, command: str) -> None:
     """Print a list."""
-    dict(_KINDS.values())[type(options)](options)
+    if isinstance(options, ListAny):
+        {"presets": _presets, "variants": _variants}[options.kind](options)
+        return
+    shown: dict[type[Any], Callable[[Any], None]] = {
+        ListTasks: _tasks,
+        ListEvals: _evals,
+        ListStudies: _studies,
+    }
+    shown[type(options)](options)

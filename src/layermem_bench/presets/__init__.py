@@ -173,6 +173,8 @@ _SLOW = Optim(lr=5e-5, batch_size=256)
 _PROSQA_RATE = _linear(lr=1e-4, batch_size=128, warmup_steps=139)
 _150M_SHORT = {"max_steps": 2000, "optim": _LARGE, "data": _fineweb(2048)}
 _TINY_PROOFS = ("steps=3", "nodes=12", "statements=15")
+_BY_PLACES = "depth=5 chains=3 values=9 order=levels ask=statements names=places"
+# Operands, examples, epochs, batch, where.
 _EXPRESSIONS = {
     "tiny-aet-4": (4, 20_000, 12, 64, ", width 32: minutes on one CPU core"),
     "tiny-aet-5": (5, 50_000, 20, 128, ": a quarter of an hour on one CPU core"),
@@ -180,92 +182,81 @@ _EXPRESSIONS = {
     **{f"small-aet-{n}": (n, 50_000, 60, 128, ": minutes on a GPU") for n in (4, 5, 6)},
     **{f"paper-aet-{n}": (n, 50_000, 200, 128, ", the paper's (batch assumed)") for n in (4, 5, 6)},
 }
-_BY_PLACES = "depth=5 chains=3 values=9 order=levels ask=statements names=places"
-_TABLE: dict[str, tuple[str, Callable[[], Run]]] = {
+_TEXT: dict[str, tuple[Callable[[], Run], str]] = {
     "tiny-lm": (
-        "Bytes of the Python standard library, 8 layers of width 64: minutes on two CPU cores",
         _tiny_lm,
+        "Bytes of Python's library, 8 layers of width 64: minutes on two cores",
     ),
-    "quiet-lm": (
-        "The same for 1,600 steps, judged on 1 MB: tells apart what differs by 0.01 nats",
-        _quiet_lm,
-    ),
-    "small-30m": (
-        "30M parameters on FineWeb-Edu: minutes on one GPU (sizes assumed)",
-        _small_30m,
-    ),
+    "quiet-lm": (_quiet_lm, "The same for 1,600 steps, judged on 1 MB: tells apart 0.01 nats"),
+    "small-30m": (_small_30m, "30M on FineWeb-Edu: minutes on one GPU (sizes assumed)"),
     "small-150m": (
-        "150M parameters on FineWeb-Edu, the paper's ablations made short (sizes assumed)",
         lambda: _paper(_paper_150m, 16, **_150M_SHORT),
+        "150M on FineWeb-Edu, the paper's ablations made short (sizes assumed)",
     ),
     "paper-1b-gqa": (
-        "The paper's 1B with 8 key-value heads: 20,000 steps of 1024 sequences of 2048 tokens",
         lambda: _paper(partial(_paper_1b, num_key_value_heads=8), 4),
+        "The paper's 1B with 8 key-value heads: 20,000 steps of 1024 sequences of 2048 tokens",
     ),
     "paper-1b-full": (
-        "The same with a key-value head for every query head",
         lambda: _paper(_paper_1b, 4),
+        "The same with a key-value head for every query head",
     ),
     "paper-150m": (
-        "The paper's ablations at 150M (width, depth and tokens assumed)",
         lambda: _paper(_paper_150m, 16),
+        "The paper's ablations at 150M (width, depth and tokens assumed)",
     ),
-    **{
-        f"paper-depth-{layers}": (
-            f"The paper's depth study, {layers} layers of width 256 (learning rate assumed)",
-            partial(_depth, layers),
-        )
-        for layers in (32, 64, 128)
-    },
-    **{
-        name: (
-            f"{examples:,} expressions of {operands} operands, {epochs} epochs{where}",
-            partial(_aet, operands, examples, epochs, batch_size),
-        )
-        for name, (operands, examples, epochs, batch_size, where) in _EXPRESSIONS.items()
-    },
+}
+_TASKS: dict[str, tuple[Callable[[], Run], str]] = {
     # From new weights it does not get beyond chance (docs/log/2026-11-prosqa-new-weights.md).
     "tiny-prosqa": (
-        "ProsQA of 12 nodes and 3 steps, 4 layers of width 64, 4 epochs: minutes on one CPU core",
         lambda: _prosqa(4, _sizes(64, 4, 4), _linear(batch_size=64), 64, *_TINY_PROOFS),
+        "ProsQA of 12 nodes and 3 steps, 4 layers of width 64, 4 epochs: minutes on one CPU core",
     ),
     "small-prosqa": (
-        "ProsQA, 8 layers of width 256, new weights, 30 epochs: minutes on a GPU (sizes assumed)",
         lambda: _prosqa(30, _sizes(256, 8, 8), _linear(batch_size=128), 128),
+        "ProsQA, 8 layers of width 256, new weights, 30 epochs: minutes on a GPU (sizes assumed)",
     ),
     # The original records by --task.options train=FILE validation=FILE test=FILE; else drawn ones.
     "paper-prosqa": (
-        "The paper's: a pretrained 150M (--model.pretrained), 10 epochs, rate 1e-4, batch 128",
         lambda: _prosqa(10, _paper_150m(), _PROSQA_RATE, 32),
+        "The paper's: a pretrained 150M (--model.pretrained), 10 epochs, rate 1e-4, batch 128",
     ),
     # Problems are seen 13 times: of problems seen once the plain decoder had learnt nothing.
     "tiny-mqar": (
-        "Recall of 8 pairs in 32 words of 64, 2 layers of width 64: a minute on one CPU core",
         lambda: _mqar(64, 8, 32, _sizes(64, 2, 2), 3_000, 13, _QUICK),
+        "Recall of 8 pairs in 32 words of 64, 2 layers of width 64: a minute on one CPU core",
     ),
     "small-mqar": (
-        "Recall of 16 pairs in 256 words of 8,192, 2 layers of width 128: minutes on a GPU",
         lambda: _mqar(8192, 16, 256, _sizes(128, 2, 1), 100_000, 16, _LARGE),
+        "Recall of 16 pairs in 256 words of 8,192, 2 layers of width 128: minutes on a GPU",
     ),
     # The learning rate is one of --rates 1e-4 4.6e-4 2.2e-3 1e-2, as there (batch size assumed).
     "paper-mqar": (
-        "Arora et al.'s: 64 pairs in 512 words of 8,192, 100,000 problems, 64 epochs",
         lambda: _mqar(8192, 64, 512, _sizes(128, 2, 1), 100_000, 64, _LARGE),
+        "Arora et al.'s: 64 pairs in 512 words of 8,192, 100,000 problems, 64 epochs",
     ),
     # A level is found soon and practised while the next is found (docs/results/recall.md).
     "tiny-chains": (
-        "Three chains of 5 values handed on, 4 layers of width 64: minutes on one CPU core",
         lambda: _chains(_BY_PLACES, _sizes(64, 4, 4), 160_000, 1, _QUICK),
+        "Three chains of 5 values handed on, 4 layers of width 64: minutes on one CPU core",
     ),
     "small-chains": (
-        "Two chains of 8 assignments, 8 layers of width 256: minutes on a GPU",
         lambda: _chains("depth=8 chains=2", _sizes(256, 8, 8), 100_000, 20, _LARGE),
+        "Two chains of 8 assignments, 8 layers of width 256: minutes on a GPU",
     ),
     # Causal, where theirs are encoders (examples, epochs and learning rate assumed).
     "paper-chains": (
-        "Zhang et al.'s: a chain of 12 assignments, the first 6 learned, 12 layers of width 768",
         lambda: _chains("depth=12 chains=1 learned=6", _sizes(768, 12, 12), 100_000, 100, _SLOW),
+        "Zhang et al.'s: a chain of 12 assignments, the first 6 learned, 12 layers of width 768",
     ),
 }
-for _name, (_told, _make) in _TABLE.items():
+for _name, (_make, _told) in _TEXT.items():
+    _KNOWN.put(_name, _make, _told)
+for _layers in (32, 64, 128):
+    _told = f"The paper's depth study, {_layers} layers of width 256 (learning rate assumed)"
+    _KNOWN.put(f"paper-depth-{_layers}", partial(_depth, _layers), _told)
+for _name, (_operands, _examples, _epochs, _batch, _where) in _EXPRESSIONS.items():
+    _told = f"{_examples:,} expressions of {_operands} operands, {_epochs} epochs{_where}"
+    _KNOWN.put(_name, partial(_aet, _operands, _examples, _epochs, _batch), _told)
+for _name, (_make, _told) in _TASKS.items():
     _KNOWN.put(_name, _make, _told)

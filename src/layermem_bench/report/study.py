@@ -14,6 +14,10 @@ from layermem_bench.report.paper_tables import claim_text, claims_table, numbers
 from layermem_bench.results.comparing import RULE, judge, lines_of
 from layermem_bench.results.study import Board, Condition, StudyResult
 
+_NOT_MEASURED = (
+    "Time and memory were not measured. To do it: layermem costs PRESET --measure, for a preset of "
+    "these sizes"
+)
 _NOT_COUNTED = (
     "Costs are not counted in closed form: the arms are models of transformers, none of them has "
     "trained a step, or what one starts from is not on this machine and no final model is saved."
@@ -159,7 +163,4 @@ def _of_costs(board: Board) -> Section:
     costs, title = board.costs, f"What it costs: {board.name}"
     if not costs.points:
         return Section(title=title, paragraphs=[_NOT_COUNTED])
-    any_preset = "layermem costs PRESET --measure, for a preset of these sizes"
-    command = costs.measure_command or any_preset
-    how = "" if board.steps else f"Time and memory were not measured. To do it: {command}"
-    return counted_section(title, costs.points, [costs.layers, costs.width], how)
+    return counted_section(title, costs.points, "" if board.steps else _NOT_MEASURED)

@@ -154,4 +154,4 @@ def chance(examples: Sequence[Example]) -> float:
 
 def probe_words(value_max: int = 200, **_: Any) -> tuple[str, ...]:
     """Return the smallest numbers, which are frequent operands."""
-    return tuple(map(str, range(1, min(value_max, 4) + 1)))
+    return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
