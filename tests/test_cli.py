@@ -144,13 +144,13 @@ def test_help(capsys):
         assert left.value.code == 0
         assert f"layermem {command}" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        cli.main(["train", "--host", "model", "--help"])
-    assert "--max-length" in capsys.readouterr().out
+        cli.main(["train", "--host.model", "model", "--help"])
+    assert "--host.window" in capsys.readouterr().out
 
 
 HELPS = [
     *cli.COMMANDS,
-    "train --host model",
+    "train --host.model model",
     *("study retrofit", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
     *("list studies", "models fetch", "models convert", "models generate", "models card"),
@@ -335,7 +335,7 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
         (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
         (["train", "--config", "x.yaml", "--config=y.yaml"], "give one --config, got y.yaml and x"),
         (["list", "tasks", "--count", "5"], "name the task that the options are of"),
-        (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),
+        (["train"], "name a preset first (layermem train PRESET [--option ...]), or give --config"),
         (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
         (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; did you mean lime"),
         (["train", "tiny-lm", "--seed", "3", "--seeds=0-2"], "--seeds takes the place of --seed"),
