@@ -94,7 +94,6 @@ class Trainer(transformers.Trainer):
             train_dataset=train_data,
             eval_dataset=validation_data,
             processing_class=learning.tokenizer,
-            compute_loss_func=learning.step_loss,
             # Not transformers' default for a tokenizer: that adds an attention mask of ones, with
             # which the documents of a block would attend to each other, and which rules out sdpa's
             # flash kernels under torch.compile.
@@ -116,13 +115,12 @@ class Trainer(transformers.Trainer):
         uneven = self.run.task.name is not None or self.run.data.isolate_documents
         if self.model_accepts_loss_kwargs or micro_batches == 1 or not uneven:
             return
-        if self.learning.step_loss is None:
-            raise ValueError(
-                f"{type(self.model).__name__} returns the mean loss of a micro-batch's labels, and "
-                f"a step has {micro_batches} micro-batches, whose numbers of labels differ: set "
-                f"compute.micro_batch to optim.batch_size ({self.run.optim.batch_size}) in one "
-                "process, or name another model"
-            )
+        raise ValueError(
+            f"{type(self.model).__name__} returns the mean loss of a micro-batch's labels, and "
+            f"a step has {micro_batches} micro-batches, whose numbers of labels differ: set "
+            f"compute.micro_batch to optim.batch_size ({self.run.optim.batch_size}) in one "
+            "process, or name another model"
+        )
 
     def train_from(self, checkpoint: Path | None) -> bool:
         """Train from a checkpoint, whose later rows of metrics are dropped, or from the beginning;
@@ -184,9 +182,8 @@ class Trainer(transformers.Trainer):
         that it does not know to shift labels, as GPT-2's.
         """
         self._loss_shifts_labels = False
-        if self.learning.step_loss is None:
-            labels = [batch["labels"] for batch in batch_samples if "labels" in batch]
-            batch_samples = [{"labels": of_batch[..., 1:]} for of_batch in labels]
+        labels = [batch["labels"] for batch in batch_samples if "labels" in batch]
+        batch_samples = [{"labels": of_batch[..., 1:]} for of_batch in labels]
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
