@@ -131,7 +131,7 @@ def test_recorded_runs_are_read_and_keep_their_ids():
         with tarfile.open(path) as archive:
             configs = [each for each in archive if each.name.endswith("/config.yaml")]
             for member in configs[::8]:
-                fields = yaml.safe_load(archive.extractfile(member))
+                fields = yaml.load(archive.extractfile(member), yaml.CSafeLoader)
                 about = fields.pop("about")
                 assert run_from_dict(fields).id == about["run_id"]
 

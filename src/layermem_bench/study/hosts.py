@@ -28,8 +28,6 @@ WAYS: dict[Way, tuple[str, dict[str, Any]]] = {
 }
 """Each way with what it is and the fields of ``Host`` that make it; the others are compared with
 the first."""
-ROUTER_RATIO = 100
-"""Learning rate of routers over that of other weights, where both are trained."""
 
 
 def study_of_retrofit(
@@ -46,10 +44,7 @@ def study_of_retrofit(
     """
     host = base.host
     if "plain" not in ways or len(set(ways)) < 2:
-        raise ValueError(
-            f"--ways: the others are compared with plain, got {' '.join(ways)}: name plain and one "
-            f"more of {' '.join(WAYS)}"
-        )
+        raise ValueError(f"--ways: name plain and one more of {', '.join(WAYS)}, got {ways}")
     if host.memory == "none":
         raise ValueError("--host.memory none leaves nothing to compare: full, last or first")
     if not rates or not router_rates:
@@ -80,8 +75,7 @@ def study_of_retrofit(
 
 def way_of(host: Host) -> Way:
     """Return the way in which a run goes on training a model of transformers."""
-    fields = vars(host)
-    return next(way for way, (_, changes) in WAYS.items() if fields | changes == fields)
+    return next(way for way, (_, changes) in WAYS.items() if vars(host) | changes == vars(host))
 
 
 def _check(runs: Sequence[Run]) -> None:
@@ -107,5 +101,5 @@ def _with_rate(run: Run, rate: float, highest: float) -> Run:
     if run.host.train == "routers":
         return replace(run, optim=replace(run.optim, router_lr=rate))
     # 100 times 1e-3 is more than routers alone can use, and was seen to be worse.
-    router_lr = None if run.host.memory == "none" else min(ROUTER_RATIO * rate, highest)
+    router_lr = None if run.host.memory == "none" else min(100 * rate, highest)
     return replace(run, optim=replace(run.optim, lr=rate, router_lr=router_lr))
