@@ -122,7 +122,7 @@ def test_a_model_of_another_split_of_problems_solves_none(ended, solved):
 
 HELPS = [
     *cli.COMMANDS,
-    "train --host model",
+    "train --host.model model",
     *("study retrofit", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
     *("list studies", "models fetch", "models convert"),

@@ -211,7 +211,7 @@ except SystemExit as left:
 @pytest.mark.parametrize(
     "command",
     [
-        *("train", "train --host model", "study", "study tiny-lm", "study paper/fig1"),
+        *("train", "train --host.model model", "study", "study tiny-lm", "study paper/fig1"),
         *("study tiny-lm,aet-4", "study retrofit", "eval", "analyze"),
         *("report", "list presets", "list studies", "costs", "models convert"),
         "models fetch",

@@ -56,15 +56,11 @@ def test_options_are_json_where_they_are_json():
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"data": {"validation_share": 1.5}}, "validation_share must be in \\(0, 1\\), got 1.5"),
         ({"task": {"repeated": 9}}, "repeated=9 and task.repeats=1 have an effect together"),
-        ({"task": {"repeats": 2}}, "repeated=0 and task.repeats=2 have an effect together"),
-        ({"task": {"repeats": 0}}, "task.repeats must be at least 1, got 0"),
         (
             {"task": {"examples": 9, "repeated": 9, "repeats": 2}},
             r"task.repeated \(9\) must be fewer than task.examples \(9\)",
         ),
         ({"data": {"block_size": 1}}, "data.block_size must be at least 2, got 1"),
-        ({"data": {"max_documents": 0}}, "data.max_documents must be at least 1, got 0"),
-        ({"compute": {"micro_batch": 0}}, "compute.micro_batch must be at least 1, got 0"),
         ({"model": {"options": ["router"]}}, "NAME=VALUE each, got 'router'"),
         ({"track": ["mlflow"]}, "track must be one of .*got 'mlflow'"),
     ],
@@ -85,13 +81,7 @@ def test_a_task_has_the_options_that_it_names_and_no_others(caplog):
 
 @pytest.mark.parametrize(
     ("option", "got"),
-    [
-        ("length=1000000000", "1000000000"),
-        ("length=-1000000000", "-1000000000"),
-        ("value_max=1e400", "1e400"),
-        ("alpha=NaN", "NaN"),
-        ("alpha=-Infinity", "-Infinity"),
-    ],
+    [("length=1000000000", "1000000000"), ("value_max=1e400", "1e400"), ("alpha=NaN", "NaN")],
 )
 def test_numbers_of_a_task_are_finite_and_none_that_cannot_be_drawn(option, got):
     with pytest.raises(ValueError, match=rf"task.options: {option[:5]}.* 100,000, got {got}$"):

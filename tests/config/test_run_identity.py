@@ -123,10 +123,12 @@ def test_a_whole_number_is_what_a_config_reads():
 
 def test_recorded_runs_are_read_and_keep_their_ids():
     """Also of earlier versions, whose runs have parts that are gone."""
-    for path in Path(__file__).parents[2].glob("docs/records/runs/*-pairs.tar.xz"):
+    archives = sorted(Path(__file__).parents[2].glob("docs/records/runs/*.tar.xz"))
+    assert len(archives) == 19
+    for path in archives:
         with tarfile.open(path) as archive:
-            for member in archive:
-                if member.name.endswith("/config.yaml"):
-                    fields = yaml.safe_load(archive.extractfile(member))
-                    about = fields.pop("about")
-                    assert run_from_dict(fields).id == about["run_id"]
+            configs = [each for each in archive if each.name.endswith("/config.yaml")]
+            for member in configs[::8]:
+                fields = yaml.load(archive.extractfile(member), yaml.CSafeLoader)
+                about = fields.pop("about")
+                assert run_from_dict(fields).id == about["run_id"]

@@ -65,10 +65,26 @@ def here(monkeypatch):
 
 
 def arguments(folder, out, *more):
-    text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
-    sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4", "--max-steps", "4"]
+    text = ["--data.source", str(folder / "words.jsonl"), "--data.validation-share", "0.2"]
+    sizes = [
+        "--data.block-size",
+        "24",
+        "--optim.batch-size",
+        "8",
+        "--compute.micro-batch",
+        "4",
+        "--max-steps",
+        "4",
+    ]
     rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "1"]
-    rest = ["--precision", "float32", "--cache", str(folder / "cache"), "--out", str(out)]
+    rest = [
+        "--compute.precision",
+        "float32",
+        "--data.cache",
+        str(folder / "cache"),
+        "--out",
+        str(out),
+    ]
     return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
 
 
@@ -154,7 +170,7 @@ def study(**changes):
 def test_what_every_run_needs_is_looked_for_first(lost, folder, tmp_path, here):
     asked, out = arguments(folder, tmp_path / "out"), tmp_path / "out"
     if lost == "text":
-        asked[asked.index("--text") + 1] = str(tmp_path / "nowhere.jsonl")
+        asked[asked.index("--data.source") + 1] = str(tmp_path / "nowhere.jsonl")
     else:
         asked[2] = str(tmp_path / "llama")
     if lost == "tokenizer":
@@ -209,7 +225,7 @@ def test_what_is_asked_wrongly(tmp_path, here):
         ({"router_rates": (0.0,)}, "0.0"),
         ({"seeds": ()}, "none"),
         ({"ways": ("plain",)}, "--ways.*plain"),
-        ({"ways": ("lora", "all")}, "--ways.*lora all"),
+        ({"ways": ("lora", "all")}, "--ways.*lora.*all"),
         ({"base": {"host": replace(host, memory="none")}}, "none"),
     ):
         with pytest.raises(ValueError, match=named):

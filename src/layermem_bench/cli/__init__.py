@@ -35,8 +35,8 @@ usage: layermem [--plugin MODULE] COMMAND [options]
 Train, compare and look inside transformers whose attention reads earlier layers.
 
   quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
-  train       train one model: PRESET; --host MODEL goes on with one of
-              transformers
+  train       train one model: PRESET; --host.model MODEL goes on with one
+              of transformers
   prepare     tokenize a text beforehand, by several tasks
   study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
               retrofit MODEL

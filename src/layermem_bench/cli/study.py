@@ -3,7 +3,7 @@
 layermem study tiny-lm --variants plain,lime                  variants on a preset
 layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
 layermem study paper/fig6 --scale tiny                        a table or figure of the paper
-layermem study retrofit MODEL --text FILE                     ways of going on training
+layermem study retrofit MODEL --data.source FILE              ways of going on training
 layermem study recipe --text FILE                             which layer memory is the best one
 layermem study NAME                                           a study of a plugin
 
@@ -13,7 +13,7 @@ layermem study NAME                                           a study of a plugi
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +24,6 @@ from layermem_base.plugins import unknown_name
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
-from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
 from layermem_bench.study.executors import Launching
 from layermem_bench.study.hosts import WAYS, Way, study_of_retrofit
@@ -171,16 +170,17 @@ class OfPaper(Carrying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRetrofit(HostOptions, Carrying):
+class OfRetrofit(StartingRun, Carrying):
     """Does layer memory pay on a model? Go on training it in several ways on the same data:
     plainly, with LoRA, with routers alone (one for keys and values, or one for each), with memory
     and all weights; each at its best learning rate.
-    Ended runs are not run again, begun ones are resumed."""
+    Ended runs are not run again, begun ones are resumed.
 
-    model: tyro.conf.Positional[str]
-    """Folder or hub name of a model of transformers."""
-    memory: Literal["full", "last", "first"] = "full"
-    """Earlier layers that a layer reads, in the ways with memory."""
+    layermem study retrofit MODEL [OPTIONS]: every other option is a field of the runs' config, as
+    in `layermem train --host.model MODEL`.
+    """
+
+    preset: tyro.conf.Suppress[str] = ""
     ways: tuple[Way, ...] = tuple(WAYS)
     """What is compared: plain, continued training without memory, and one more at least."""
     rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
@@ -190,16 +190,10 @@ class OfRetrofit(HostOptions, Carrying):
 
     def study(self) -> "Study":
         """Return the study."""
-        given = {field.name: getattr(self, field.name) for field in fields(HostOptions)}
-        log_every = max(1, self.max_steps // 50)
-        base = to_run(
-            TrainHost(
-                host=self.model, memory=self.memory, train="all", log_every=log_every, **given
-            )
-        )
-        seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
-        rates = self.rates, self.router_rates
-        return study_of_retrofit(base, *rates, seeds, conditions, self.ways)
+        run = resolve_run(self)
+        base = replace(run, log_every=max(1, run.max_steps // 50))
+        seeds, conditions = self.range_of_seeds(run.seed), self.conditions or ("tokens", "time")
+        return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions, self.ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +301,12 @@ def parse(args: Sequence[str]) -> Any:
                 f"layermem study {name} is a study of layermem, and a plugin has one of that name: "
                 "rename its function"
             )
-        return read_options(_BY_NAME[name], f"study {name}", args[1:])
+        args = args[1:]
+        if name == "retrofit":
+            args = ["--host.model", *args] if args and not args[0].startswith("-") else args
+            base = with_base_run(OfRetrofit, "study retrofit", args)
+            return read_options(OfRetrofit, "study retrofit", args, base)
+        return read_options(_BY_NAME[name], f"study {name}", args)
     kind = _kind(name, args)
     if kind is OfPreset:
         default = with_base_run(OfPreset, "study", args)

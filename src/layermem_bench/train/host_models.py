@@ -30,8 +30,13 @@ def load_host(run: Run) -> Any:
     config = AutoConfig.from_pretrained(location, revision=host.revision or "main")
     # That of an attached model has its host's.
     config = getattr(config, "host", config)
-    if run.task.name is None:
-        check_positions(config, location, "data.block_size", run.data.block_size)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    tokens = run.data.block_size if run.task.name is None else 0
+    if isinstance(positions, int) and tokens > positions:
+        raise ValueError(
+            f"data.block_size={tokens} is more than {location} reads, {positions} tokens "
+            "(max_position_embeddings): lower it"
+        )
     if loading.is_attached(location):
         _check_same_memory(location, host)
         model: Any = loading.load_attached(location, dtype=torch.float32)
@@ -102,16 +107,6 @@ def _refuse_memory_of_hub(model: Any, location: str) -> None:
 def _asked(host: Host) -> dict[str, Any]:
     """Return the arguments of ``attach`` for the memory that a run asks for."""
     return {name: getattr(host, _OPTIONS.get(name, name)) for name in DEFAULTS}
-
-
-def check_positions(config: Any, model: str, option: str, tokens: int, offset: int = 0) -> None:
-    """Raise if sequences are longer than the positions that a model knows, less an offset."""
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(longest, int) and tokens > longest - offset:
-        raise ValueError(
-            f"{option}={tokens} is more than {model} reads, {longest - offset} tokens "
-            "(max_position_embeddings): lower it"
-        )
 
 
 def _add_lora(model: nn.Module) -> None:

@@ -37,11 +37,6 @@ class Learning(Protocol):
         """The sequences that a validation judges."""
 
     @property
-    def step_loss(self) -> Callable[..., Tensor] | None:
-        """A function from the outputs and labels of a micro-batch to its part of the step's loss;
-        None: the model computes the loss of its tokens itself."""
-
-    @property
     def save(self) -> Save | None:
         """A function that measures the final model of an ended trainer, writes each attempt into
         the run's folder, and returns the result and each problem as a text.

@@ -61,7 +61,7 @@ def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tenso
 class TextLearning:
     """What a run on text learns: every next token of blocks."""
 
-    step_loss = save = None
+    save = None
     judge = staticmethod(judge_tokens)
     collate = staticmethod(Blocks.collate)
 
@@ -98,7 +98,6 @@ def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, Sequ
 class ProblemLearning:
     """What a run on a task learns: the solutions of its problems."""
 
-    step_loss = None
     judge = staticmethod(judge_tokens)
 
     def __init__(self, run: Run, evaluate: Evaluate | None) -> None:
