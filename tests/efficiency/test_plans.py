@@ -13,9 +13,7 @@ from layermem.models.registry import lookup
 from layermem_bench import cli
 from layermem_bench.config.devices import DEVICES, get_device
 from layermem_bench.efficiency.memory import Step
-from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.efficiency.plans import (
-    REACHED,
     Cluster,
     copy_traffic,
     mends,
@@ -97,26 +95,6 @@ def test_the_network_beyond_a_machine_is_the_slower_of_both():
     assert cluster.link(16) == 8 * slow.network < slow.link
 
 
-def test_a_copy_of_the_model_on_each_machine(run):
-    """Less is sent between machines, and each device holds more."""
-    cluster = Cluster(device=DEVICES["a100-80gb"], gpus=64)
-    sharded = replace(run, compute=replace(run.compute, shard=True))
-    over_all = plan_run(sharded, {}, cluster)
-    copies = replace(sharded, compute=replace(sharded.compute, replicas=8))
-    of_machines = plan_run(copies, {}, cluster)
-    assert of_machines.seconds["network"] < over_all.seconds["network"]
-    assert of_machines.peak > over_all.peak
-    # The gradients of a whole model leave each machine, by the network that its devices share.
-    leaving = 2 * (7 / 8) * 4 * of_machines.parameters
-    entry = lookup(copies.variant)
-    config = entry.config(**model_sizes(copies)[0])
-    within = shard_traffic(config, entry.variant, of_machines.step) / cluster.device.link
-    least = (within + leaving / (8 * cluster.device.network)) / REACHED
-    assert of_machines.seconds["network"] == pytest.approx(least)
-    with pytest.raises(ValueError, match="--replicas 7 with --gpus 64.* take a number that does"):
-        plan_run(replace(sharded, compute=replace(sharded.compute, replicas=7)), {}, cluster)
-
-
 def test_what_makes_a_run_fit(run):
     cluster = Cluster(device=get_device("l40s"), gpus=8)
     plan = plan_run(replace(run, compute=replace(run.compute, micro_batch=16)), {}, cluster)
@@ -132,9 +110,6 @@ def test_what_is_not_counted_is_refused(run):
     some = replace(run.compute, checkpoint_activations=True, checkpoint_every=4)
     with pytest.raises(ValueError, match="checkpoint_every=4: activations that some layers keep"):
         plan_run(replace(run, compute=some), {}, cluster)
-    shared = replace(run, compute=replace(run.compute, tensor=2))
-    with pytest.raises(ValueError, match="tensor=2: what processes that share heads hold"):
-        plan_run(shared, {}, cluster)
     with pytest.raises(ValueError, match="precision=float32"):
         plan_run(replace(run, compute=replace(run.compute, precision="float32")), {}, cluster)
     with pytest.raises(ValueError, match="1024.* must be a multiple of .* processes \\(48\\)"):

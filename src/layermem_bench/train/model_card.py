@@ -1,5 +1,8 @@
-"""The model card of a run, README.md beside its final model: what the model is, how it was trained,
-what was measured, how it is loaded. The user adds the licence."""
+"""The model card of a run, README.md beside its final model.
+
+It says what the model is, how it was trained, what was measured and how it is loaded. The user adds
+the licence.
+"""
 
 import json
 import os
