@@ -53,7 +53,7 @@ def documents(split):
 
 
 def bytes_of(split):
-    return bytes(0 if token == END else token for token in split.read().tolist())
+    return bytes(0 if token == END else token for token in split.array().tolist())
 
 
 def left(folder):
@@ -99,7 +99,7 @@ def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
 )
 def test_splits_of_books_are_those_of_records(fields, digests, tmp_path, tokenizer):
     splits = prepare(Data(source=str(BOOKS), cache=str(tmp_path), **fields), tokenizer)
-    assert [hashlib.sha256(split.read().tobytes()).hexdigest()[:12] for split in splits] == digests
+    assert [hashlib.sha256(split.array().tobytes()).hexdigest()[:12] for split in splits] == digests
 
 
 def test_names_are_those_of_recorded_runs(tmp_path):

@@ -128,15 +128,12 @@ def _make(shards: Shards, folder: Path, write: Callable[[Shards], None], config:
         shards.begin()
         write(shards)
         whole = shards.merge()
-        for split in SPLITS:
-            if not (prepared := _read(whole, split)).documents:
-                copies = f", and {prepared.left_out} are in the validation text" * bool(
-                    config.validation
-                )
-                raise ValueError(
-                    f"{config.source} has no document for {split}{copies}: divide it into more "
-                    "documents, change data.validation_share, or name another data.validation"
-                )
+        if empty := [split for split in SPLITS if not _read(whole, split).documents]:
+            raise ValueError(
+                f"{config.source} has no document for {empty[0]} beside copies of what validates: "
+                "divide it into more documents, change data.validation_share, or name another text "
+                "as data.validation"
+            )
         os.replace(whole, folder)
     finally:
         # What tasks have written stays for the same command to go on with.
