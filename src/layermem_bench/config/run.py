@@ -19,7 +19,7 @@ from layermem_base.number_ranges import (
 from layermem_bench.config.host import Host, check_run
 from layermem_bench.config.named_options import check_options, merged, parse_options
 from layermem_bench.config.records import Records, check_records
-from layermem_bench.config.run_identity import FORMER, run_id
+from layermem_bench.config.run_identity import run_id, without_former
 from layermem_bench.config.task import Task
 from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
 
@@ -283,14 +283,9 @@ class Run:
 def run_from_dict(values: Mapping[str, Any]) -> Run:
     """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults.
 
-    Fields that runs of earlier versions have are left out where they were off.
+    Parts that runs of earlier versions have are left out where they were off.
     """
-    for part, former in FORMER.items():
-        if isinstance(values, Mapping) and isinstance(own := values.get(part), Mapping):
-            kept = {k: v for k, v in own.items() if k not in former or v != former[k]}
-            others = {name: value for name, value in values.items() if name != part}
-            values = {**others, part: kept} if kept else others
-    return from_dict(Run, values, "")
+    return from_dict(Run, without_former(values) if isinstance(values, Mapping) else values, "")
 
 
 __all__ = [

@@ -85,13 +85,26 @@ FORMER: Mapping[str, Mapping[str, Any]] = {
         "width": 2048,
     },
     "teacher": {"model": None, "weight": 0.5},
+}
+"""Parts that runs of earlier versions have, as they were where they were off."""
+FORMER_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "data": {"mixture": [], "shuffle_documents": None},
 }
-"""Fields that runs of earlier versions have, by their part, as they were where they were off."""
+"""Fields that parts of runs of earlier versions have, as they were where they were off."""
 # What they add to the id of every run, so that runs recorded with them keep theirs.
 _FORMER_DECIDED = {f"regularizer.{name}": value for name, value in FORMER["regularizer"].items()}
 # Lists of NAME=VALUE, whose order says nothing.
 _OPTIONS = ("model.options", "task.options")
+
+
+def without_former(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a run of any version without what was off and is no more."""
+    kept = {part: value for part, value in values.items() if FORMER.get(part) != value}
+    for part, former in FORMER_FIELDS.items():
+        if isinstance(fields := kept.get(part), Mapping):
+            off = {name for name, value in former.items() if fields.get(name) == value}
+            kept[part] = {name: value for name, value in fields.items() if name not in off}
+    return kept
 
 
 def identity(run: Any) -> dict[str, Any]:
