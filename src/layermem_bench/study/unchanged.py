@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from layermem_bench.config.run import Data, Run
-from layermem_bench.data.preparing import is_prepared, prepared_name
+from layermem_bench.data.preparing import cache_folder, prepared_name
 from layermem_bench.data.sources import HubDataset, open_source
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study.records import recorded_about
@@ -119,7 +119,7 @@ def _texts_now(run: Run) -> dict[str, str]:
             return {}
         tokenizer = load_run_tokenizer(run)
         found = {"text": (name := prepared_name(data, tokenizer))}
-        if is_prepared(data, name):
+        if (cache_folder(data.cache) / f"{name}-3" / "meta.json").exists():
             found["data"] = data_digest(*build_text_datasets(run, tokenizer))
     except (OSError, ValueError) as error:
         logger.warning(
