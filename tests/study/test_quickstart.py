@@ -54,7 +54,7 @@ def test_it_trains_prints_and_writes_a_page(done):
     ):
         assert said in text
     # Right answers, four curves, FLOPs by depth and by width, the routers.
-    assert text.count("<svg") == 8
+    assert text.count("<svg") == 6
     assert not re.search(r'(src|href)="?(https?:)?//', text), "the page asks the network"
     assert len(text) < 1_000_000
     (lead,) = re.findall(r'<p class="lead">(.*?)</p>', text)
