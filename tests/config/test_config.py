@@ -7,7 +7,7 @@ import pytest
 from layermem_bench.config import host as host_config
 from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
-from layermem_bench.config.run import Data, Model, Optim, Run, Task, run_from_dict, to_dict
+from layermem_bench.config.run import Data, Model, Optim, Run, run_from_dict, to_dict
 
 
 def classes(cls=Run):
