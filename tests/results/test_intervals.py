@@ -28,7 +28,6 @@ def test_against_a_known_case():
     # Mean 3, deviation sqrt(2.5), t(4) = 2.7764: 2.7764 * 1.5811 / sqrt(5) = 1.963.
     found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found.mean == 3 and found.half == pytest.approx(1.963, abs=1e-3)
-    assert str(found) == "3.0000 +- 1.9632"
 
 
 @pytest.mark.parametrize(

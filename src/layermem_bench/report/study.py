@@ -47,7 +47,7 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
     artefact = f"{result.name.removeprefix('paper/')}: " if result.scale else ""
     return Page(
         title=f"{artefact}{result.title}",
-        lead=sentence(result) + (runs and f" Runs: {runs}."),
+        lead=f"{sentence(result)} Runs: {runs or 'none'}.",
         sections=[*sections, Section(title="Again", commands=[result.command])],
     )
 
@@ -96,9 +96,8 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
         groups.setdefault(how, []).append(arm)
     where = f"On {study_tables.title_of(board, condition)}"
     if not groups:
-        return f"{where}: {first.arm} alone, {board.metric} " + (
-            format_interval(first.mean, metric.is_share) or "not known"
-        )
+        mean = format_interval(first.mean, metric.is_share) or "not known"
+        return f"{where}: {first.arm} alone, {board.metric} {mean}."
     told = "; ".join(f"{how}: {', '.join(arms)}" for how, arms in groups.items())
     return f"{where}, {board.metric} against {first.arm}: {told}."
 

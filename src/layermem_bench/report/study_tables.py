@@ -48,8 +48,6 @@ _RANKS = (
     "repetition, which lean to 0. Boards that rank the arms alike show a correlation above the "
     "last column in 95 of 100 studies."
 )
-
-
 _RUNS = (
     "An id stands for every option that decides about a run's weights. Tokens a second: the median "
     "of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW repeats a "
