@@ -84,11 +84,9 @@ def test_what_the_pictures_of_routers_leave_open_is_said(undrawn):
     model = MADE_UP.models["lime"]
     section = routing_section("lime", model)
     (switch,) = section.switches
-    assert not any("borrows" in text for text in section.paragraphs)
     assert "averaged" not in switch.options[0][1].caption
-    apart = replace(model.routing, borrowers=(1,), parts={"key": model.routing.heatmap})
+    apart = replace(model.routing, parts={"key": model.routing.heatmap})
     section = routing_section("lime", replace(model, routing=apart))
-    assert section.paragraphs[0].startswith("The source of a layer that borrows (1) is its lender")
     (switch,) = section.switches
     assert "averaged over keys and values" in switch.options[0][1].caption
 
