@@ -26,6 +26,9 @@ ON_GPU: tuple[Scale, ...] = ("small", "paper")
 FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
 """What the runs on text of the larger scales need."""
 
+CPU_DAY: Mapping[Scale, str] = {"paper": "most of a day of a CPU thread, or a GPU"}
+"""What arithmetic needs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observing(Trained):

@@ -66,7 +66,7 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
         tables=[_readings_table(routing)],
         figures=[Figure(svg=draw_layers(heat), caption=of) for of, heat in heatmaps.items()],
         switches=[panels(name, heads, draw_heads, f"{of_heads}.")],
-        paragraphs=[*_describe_borrowers(routing), _describe_circuits(routing)],
+        paragraphs=[_describe_circuits(routing)],
     )
 
 
@@ -81,17 +81,6 @@ def _readings_table(routing: Routing) -> Table:
         },
         "Shares of absolute router weights; the effective number is exp of their entropy.",
     )
-
-
-def _describe_borrowers(routing: Routing) -> list[str]:
-    """Return a paragraph on what layers borrow, if that is a mixture itself."""
-    if not routing.borrowers:
-        return []
-    named = ", ".join(map(str, routing.borrowers))
-    return [
-        f"The source of a layer that borrows ({named}) is its lender, whose keys and values are a "
-        "mixture themselves: the lender's row says of which layers."
-    ]
 
 
 def _describe_circuits(routing: Routing) -> str:

@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from layermem.models.configuration import LINEAGE
-from layermem_bench.analysis.lineage import ORIGIN
+from layermem_bench.analysis.earlier_stages import ORIGIN
 from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.run_folder import RunFolder, step_of
