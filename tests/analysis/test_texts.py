@@ -2,12 +2,10 @@
 
 import itertools
 import json
-import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tokenizers import processors
 
 from layermem_bench.analysis import texts as texts_module
 from layermem_bench.analysis.checkpoints import Checkpoint
@@ -17,7 +15,6 @@ from layermem_bench.analysis.texts import (
     find_occurrences,
     read_problems,
     read_texts,
-    split_documents,
 )
 from layermem_bench.config.run import Run, Task
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -105,26 +102,6 @@ def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
     with pytest.raises(ValueError, match="'w2' occurs 0 times in x .*--documents 300"):
         find_occurrences(texts, tokenizer.tokenizer, ("w1", "w2"), 5, 24, where)
     assert read == 300
-
-
-def test_texts_are_read_as_far_as_needed_and_not_kept():
-    texts = itertools.chain((f"{i} {'x' * 10_000}" for i in range(1000)), itertools.count(1))
-    texts = (text if isinstance(text, str) else f"{text} it is" for text in texts)
-    tokenizer = load_tokenizer("bytes")
-    tracemalloc.start()
-    occurrences = find_occurrences(texts, tokenizer, ["is"], 5)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert [each.text for each in occurrences] == [f"{i} it is" for i in range(1, 6)]
-    assert peak < 10**6
-
-
-def test_documents_are_split_without_the_tokens_that_a_tokenizer_adds():
-    tokenizer = load_tokenizer("bytes")
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
-    )
-    assert list(split_documents(["abcdef", "g"], 2, tokenizer)) == ["ab", "cd", "ef"]
 
 
 @pytest.mark.parametrize("name", ["bytes", *([str(GPT2)] if GPT2.exists() else [])])

@@ -1,7 +1,6 @@
 """The paper's artefacts: their plans and claims at every scale, and their numbers against it."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,23 +212,3 @@ def test_an_artefact_without_runs_by_its_command_and_where_it_stands(tmp_path):
     text = (folder / "study.json").read_text()
     (folder / "study.json").write_text(text[:-20])
     assert state().startswith("damaged")
-
-
-def test_a_result_stands_by_its_runs_and_seeds(tmp_path):
-    from made_up import a_result
-
-    file = tmp_path / "studies" / "paper" / "table7-tiny" / "study.json"
-    file.parent.mkdir(parents=True)
-
-    def state(result):
-        from layermem_bench.results.files import to_json
-        from layermem_bench.results.study import RunRecord
-
-        runs = [RunRecord(name=s, run_id="", folder="", state=s) for s in result]
-        result = replace(a_result({}, seeds=(0, 1, 2)), runs=tuple(runs))
-        file.write_text(to_json(result))
-        (at,) = [s for s in standings(tmp_path) if (s.name, s.scale) == ("table7", "tiny")]
-        return at.state
-
-    assert state(["ended", "failed"]) == "1 of 2 runs"
-    assert state(["ended", "diverged"]) == "done with 3 seeds, 5 are asked for"

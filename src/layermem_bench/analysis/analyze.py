@@ -1,4 +1,4 @@
-"""Analyze one checkpoint, or two side by side: entropy, words, routing by layer -> analysis.json."""
+"""Analyze one checkpoint, or two side by side, by every analysis there is -> analysis.json."""
 
 import itertools
 import logging

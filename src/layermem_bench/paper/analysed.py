@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from layermem_bench.paper.artefact import (
-    CPU_DAY,
     Artefact,
     Observing,
     claims_of_lime,
@@ -229,7 +228,6 @@ ARTEFACTS = {
             "higher",
             *(f(numbers) for numbers in _NUMBERS for f in (_nearest_number, _numbers_told_apart)),
         ),
-        needs=CPU_DAY,
         notes=(_LAYOUT_NOTE, "Which of its arithmetic models the paper shows is not said."),
     ),
     "fig9": _on_text(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.measuring import ModelSpec, Shape, device_and_precision, measure
 from layermem_bench.efficiency.model_sizes import model_sizes
-from layermem_bench.paper.artefact import ON_GPU, Artefact, Observing, claims_of_lime
+from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime
 from layermem_bench.paper.evaluated import ARMS
 from layermem_bench.paper.trained import full_attention, grouped_queries
 from layermem_bench.results.costs import Measurement, Mode
@@ -172,7 +172,6 @@ ARTEFACTS = {
         ),
         claims=_table9_claims,
         needs={"small": "a GPU", "paper": "a GPU, the paper's an H100"},
-        on_gpu=ON_GPU,
         notes=(
             "Seeds are repeats of the whole measurement, each with all arms in turn in one "
             "process.",

@@ -53,11 +53,8 @@ def check_artefact(
     from layermem_bench.evals.prepared_tasks import prepare_tasks
 
     if records and not artefact.tasks:
-        raise ValueError(
-            f"--records {records[0]}: records are of evaluation tasks, which only tables 1 and 4 "
-            "to 6 ask; leave --records out"
-        )
-    if not dry_run and scale in artefact.on_gpu and not torch.cuda.is_available():
+        raise ValueError(f"--records {records[0]}: {name} asks no evaluation tasks; leave it out")
+    if not dry_run and scale in artefact.needs and not torch.cuda.is_available():
         raise ValueError(
             f"{name} at scale {scale} needs {artefact.needs[scale]}, and there is no GPU here; "
             "--dry-run says what it would cost, --scale tiny runs on a CPU"

@@ -6,9 +6,7 @@ from itertools import pairwise
 
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.paper.artefact import (
-    CPU_DAY,
     FINEWEB,
-    ON_GPU,
     Artefact,
     Observing,
     board,
@@ -334,7 +332,6 @@ ARTEFACTS = {
             lines("right answers", "operands", _OPERANDS, lambda arm, count: (answers(count), arm)),
             lines(_ENTROPY, "operands", _OPERANDS, lambda arm, count: (_entropies(count), arm)),
         ),
-        needs=CPU_DAY,
         notes=(
             "The paper states neither the range of its numbers nor the batch: the presets' are "
             "assumed; its level at 6 operands was lower than ours, so its setting was probably "
@@ -354,7 +351,6 @@ ARTEFACTS = {
         claims=lambda scale: claims_of_lime("higher", RIGHT_ANSWERS),
         drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
         needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
-        on_gpu=ON_GPU,
         notes=(
             "Scales tiny and small start from new weights; where both arms are at chance nothing "
             "can be said about which is better.",
