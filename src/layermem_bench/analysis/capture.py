@@ -36,22 +36,23 @@ _BATCH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedBatch:
-    """Activations of one batch in float32; a kind that was not requested is empty."""
+    """Activations of one batch in float32, by representation and layer."""
 
     ids: np.ndarray
     """Token ids [B, T]."""
     mask: np.ndarray
     """Attention mask [B, T]; False: padding."""
-    hidden: Sequence[np.ndarray]
-    """Output of each layer [B, T, D]."""
-    routed: Sequence[np.ndarray]
-    """The values that each layer's attention reads [B, T, G * E]; without routing, its own."""
+    arrays: Mapping[Place, np.ndarray]
 
-    def by_place(self) -> Iterator[tuple[Place, np.ndarray]]:
-        """Yield every array with its representation and layer."""
-        for kind in KINDS:
-            for layer, array in enumerate(getattr(self, kind)):
-                yield (kind, layer), array
+    @property
+    def hidden(self) -> list[np.ndarray]:
+        """Output of each layer [B, T, D]."""
+        return [array for (kind, _), array in self.arrays.items() if kind == "hidden"]
+
+    @property
+    def routed(self) -> list[np.ndarray]:
+        """The values that each layer's attention reads [B, T, G * E]; without routing, its own."""
+        return [array for (kind, _), array in self.arrays.items() if kind == "routed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +124,9 @@ def capture(
                     hooks.callback(layer.register_forward_pre_hook(begin).remove)
             # The base model alone: the head's logits are large and no layer depends on them.
             model.base_model(**inputs, use_cache=False)
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        mask = torch.ones_like(ids) if mask is None else mask
-        by_kind = {
-            kind: [arrays[kind, i] for i in range(len(layers)) if kind in kinds] for kind in KINDS
-        }
-        yield CapturedBatch(ids=ids.cpu().numpy(), mask=mask.bool().cpu().numpy(), **by_kind)
+        ids = inputs["input_ids"]
+        mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+        yield CapturedBatch(ids=ids.cpu().numpy(), mask=mask.cpu().numpy(), arrays=arrays)
 
 
 def _keep(

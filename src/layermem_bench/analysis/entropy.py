@@ -26,11 +26,11 @@ def entropy_by_layer(subject: Subject) -> Mapping[str, Any]:
     """
     standardisers: dict[Place, Standardiser] = {}
     for captured in subject.captured(subject.texts, "moments"):
-        for place, array in captured.by_place():
+        for place, array in captured.arrays.items():
             standardisers.setdefault(place, Standardiser()).add(array[captured.mask])
     entropies: dict[Place, list[float]] = {place: [] for place in standardisers}
     for captured in subject.captured(subject.texts, "entropy"):
-        for place, array in captured.by_place():
+        for place, array in captured.arrays.items():
             for tokens, mask in zip(array, captured.mask, strict=True):
                 standardised = standardisers[place].standardise(tokens[mask])
                 entropies[place].append(matrix_entropy(standardised, subject.options.alpha))

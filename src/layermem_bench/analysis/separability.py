@@ -65,7 +65,7 @@ def vectors_on_disk(subject: Subject, folder: Path) -> tuple[dict[Place, np.ndar
         # Rows of the batch come first: the texts go on to the next batch.
         for row, in_text in zip(range(len(captured.ids)), remaining, strict=False):
             for occurrence in in_text:
-                for place, array in captured.by_place():
+                for place, array in captured.arrays.items():
                     if place not in vectors:
                         shape = len(subject.occurrences), array.shape[-1]
                         file = folder / f"{place[0]}-{place[1]}"
