@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from layermem_bench.analysis.lineage import ORIGIN
+from layermem_bench.analysis.earlier_stages import ORIGIN
 from layermem_bench.config.run import Run
 from layermem_bench.train.processes import whole
 
