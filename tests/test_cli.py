@@ -110,7 +110,7 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
     asked = ["eval", run, "--tasks", "prosqa", "--task-options", f"test{mixed}"]
     # Whatever is given in place of the file that was learnt.
     for more in ([], ["train=null"], [f"train{new}"]):
-        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems of .*mixed.json"):
+        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems"):
             cli.main([*asked, *more])
     for fine in ([f"test{new}"], ["test=null"]):
         with pytest.raises(Interrupted):
@@ -122,10 +122,10 @@ def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
         cli.main(["eval", run, "--tasks", "arithmetic", "--task-options", *options])
 
     run = ended("arithmetic", "operands=3", "held_out=expression")
-    with pytest.raises(SystemExit, match=r"trained on problems of parentheses=needed; .*all some"):
+    with pytest.raises(SystemExit, match=r"trained on problems split by parentheses=needed"):
         solve(run, "parentheses=all")
     strict = ended("arithmetic", "operands=3", "held_out=strict")
-    with pytest.raises(SystemExit, match=r"trained on problems of held_out=strict"):
+    with pytest.raises(SystemExit, match=r"trained on problems split by held_out=strict"):
         solve(strict, "held_out=expression", "parentheses=all")
     with pytest.raises(Interrupted):
         solve(strict, "parentheses=all")
@@ -303,9 +303,9 @@ def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):
 
 def test_options_without_what_they_are_for_are_refused():
     for options, kind in (
-        (["ppl=texts", "--shots", "1"], "--shots 1 is for evaluation tasks"),
-        (["arithmetic", "--context", "8"], "--context 8 is for ppl=FILE"),
-        (["blimp=pairs", "--seed", "3"], "--seed 3 is for tasks that models were trained on"),
+        (["ppl=texts", "--shots", "1"], "--shots is for evaluation tasks"),
+        (["arithmetic", "--context", "8"], "--context is for ppl=FILE"),
+        (["blimp=pairs", "--seed", "3"], "--seed is for a run's task"),
     ):
         with pytest.raises(SystemExit, match=kind):
             cli.main(["eval", "model", "--tasks", *options])

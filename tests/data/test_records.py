@@ -10,8 +10,6 @@ from pyarrow import parquet
 from layermem_bench.data.labelled_records import read_records
 from layermem_bench.data.question_records import QuestionFields, read_questions
 from layermem_bench.data.records import KINDS, file_records
-from layermem_bench.evals.task_catalog import TASKS
-from layermem_bench.evals.task_records import read_docs
 
 ROWS = [
     {"question": 'Who is "he"?', "sentence": "2020-01-01", "label": "01"},
@@ -57,8 +55,6 @@ def test_one_meaning_for_all_who_read_records(tmp_path, kind):
     assert [(record.texts, record.label) for record in labelled] == [
         ((row["question"], row["sentence"]), row["label"]) for row in ROWS
     ]
-    docs = read_docs(TASKS["qnli"], [path])
-    assert docs == [{**row, "label": 1} for row in ROWS]
 
 
 def test_questions_of_parquet_as_the_hub_has_them(tmp_path):

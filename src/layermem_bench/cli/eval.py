@@ -22,7 +22,7 @@ class Eval(EvalOptions):
     """Run folders, folders of saved models, or hub names; the others are compared with the
     first."""
     out: Path = Path("eval")
-    """Folder for eval.json, for the page, and for answers, from which a second start goes on."""
+    """Folder for eval.json and for the page."""
 
 
 def evaluate(options: Eval, command: str) -> None:
