@@ -54,8 +54,7 @@ def contexts(task, seed):
 def test_items_get_the_prompts_of_lm_eval(name, own_tasks, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
     task, of_splits = TASKS[name], docs(name, count=8)
-    (loaded,) = benchmarks.load_tasks([name], [write(tmp_path, task, of_splits)])
-    mine = loaded.loaded
+    mine, _ = benchmarks.load_tasks([name], [write(tmp_path, task, of_splits)])[name]
     # The hub's data sets have a validation set beside; nothing is read of it here.
     splits = {"validation": next(iter(of_splits.values())), **of_splits}
     tables = {split: datasets.Dataset.from_list(items) for split, items in splits.items()}
@@ -100,9 +99,9 @@ def test_an_item_is_never_its_own_example(name, tmp_path):
     """Without records to draw from, examples are the other items."""
     task = TASKS[name]
     items = docs(name, count=SHOTS + 1)[task.split]
-    (loaded,) = benchmarks.load_tasks([name], [write(tmp_path, task, {task.split: items})])
-    assert loaded.about["examples from"] == "the other evaluated items"
-    mine = loaded.loaded
+    folder = write(tmp_path, task, {task.split: items})
+    mine, about = benchmarks.load_tasks([name], [folder])[name]
+    assert about["examples from"] == "the other evaluated items"
     prompts = [mine.doc_to_text(doc) for doc in mine.eval_docs]
     for prompt, context in zip(prompts, contexts(mine, 0), strict=True):
         # With one item more than examples, every other item is one.
@@ -173,14 +172,14 @@ def test_parts_of_a_bigbench_task_as_it_is_published(tmp_path):
 def test_scores_are_those_of_lm_eval(name, saved, tmp_path, monkeypatch):
     """Its own command on the same items, with the same draw of examples."""
     folder = write(tmp_path, TASKS[name], docs(name, count=6))
-    (loaded,) = benchmarks.load_tasks([name], [folder])
+    task, _ = benchmarks.load_tasks([name], [folder])[name]
     options = EvalOptions(tasks=(name,), records=(folder,), seeds=1)
     opened = open_checkpoints(saved[1:])
     part = benchmarks.measure_benchmarks(opened, [name], options, lambda *_: None)
     theirs = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": saved[1], "dtype": "float32"},
-        tasks=[loaded.loaded],
+        tasks=[task],
         num_fewshot=SHOTS,
         fewshot_random_seed=0,
         bootstrap_iters=0,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem_bench.cli.screen import progress, screen, show, write
+from layermem_bench.cli.screen import progress, show, write
 from layermem_bench.results.eval import EvalOptions
 
 
@@ -45,5 +45,4 @@ def evaluate(options: Eval, command: str) -> None:
         )
     for table in report.tables(result):
         show(table)
-    screen().print(report.sentence(result), markup=False, highlight=False)
     write(report.build(result), options.out)

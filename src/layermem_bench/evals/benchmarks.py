@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.evals import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.perplexity import rows_at_once
-from layermem_bench.evals.task_catalog import PAPER, EvalTask, find_tasks
+from layermem_bench.evals.task_catalog import PAPER, TASKS, EvalTask, find_tasks
 from layermem_bench.evals.task_records import expected_file, find_records, read_docs
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 
 Sample = Mapping[str, Any]
 """What lm-eval says of an item: its choices, the model's answer, whether it is right."""
+Loaded = dict[str, tuple[Any, Mapping[str, str]]]
+"""Name of each task to lm-eval's task, and to where its items and few-shot examples are from."""
 RIGHT, RIGHT_NORM = "right answers (acc)", "right answers by character (acc_norm)"
 """Names of the tables."""
 MEAN = "mean of these"
@@ -51,17 +53,6 @@ _HOW = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedTask:
-    """A task whose items are at hand."""
-
-    task: EvalTask
-    loaded: Any
-    """lm-eval's task."""
-    about: Mapping[str, str]
-    """Where its items and its few-shot examples are from."""
-
-
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
     """Return digests of a saved model's files and of its base's, or name and commit on the hub."""
 
@@ -74,7 +65,7 @@ def checkpoint_digest(checkpoint: Checkpoint) -> str:
     return " ".join(digest(place) for place in places if place is not None)
 
 
-def load_tasks(names: Sequence[str], records: Sequence[str]) -> list[LoadedTask]:
+def load_tasks(names: Sequence[str], records: Sequence[str]) -> Loaded:
     """Return the tasks of these names; those without records are fetched from the hub."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(
@@ -84,11 +75,11 @@ def load_tasks(names: Sequence[str], records: Sequence[str]) -> list[LoadedTask]
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     # Without lm-eval's own thousands of definitions, which take seconds to list.
-    manager, tasks = TaskManager(include_defaults=False), []
+    manager, tasks = TaskManager(include_defaults=False), Loaded()
     for task in find_tasks(names):
         definition, about = _from_records(task, records)
         try:
-            loaded = manager.load([definition])["tasks"][task.name]
+            tasks[task.name] = manager.load([definition])["tasks"][task.name], about
         # What cannot be fetched ends in errors of several packages.
         except Exception as error:
             raise ValueError(
@@ -96,7 +87,6 @@ def load_tasks(names: Sequence[str], records: Sequence[str]) -> list[LoadedTask]
                 f"({type(error).__name__}: {error}); give --records FOLDER with "
                 f"{expected_file(task)}"
             ) from error
-        tasks.append(LoadedTask(task=task, loaded=loaded, about=about))
     return tasks
 
 
@@ -151,7 +141,7 @@ def measure_benchmarks(
 
 def _answer(
     checkpoint: Checkpoint,
-    tasks: Sequence[LoadedTask],
+    tasks: Loaded,
     seeds: Sequence[int],
     options: EvalOptions,
     tell: Tell,
@@ -162,18 +152,17 @@ def _answer(
     model, answers = _counting_model(checkpoint, options), dict[str, list[list[Sample]]]()
     for seed in seeds:
         tell(f"{checkpoint.name}: seed {seed} of examples", seed, len(seeds))
-        for each in tasks:
-            each.loaded.set_config("num_fewshot", options.shots)
-            each.loaded.set_fewshot_seed(seed)
+        loaded = {name: task for name, (task, _) in tasks.items()}
+        for task in loaded.values():
+            task.set_config("num_fewshot", options.shots)
+            task.set_fewshot_seed(seed)
         # ``simple_evaluate`` but for its report on the machine, which takes seconds each time.
-        loaded = {each.task.name: each.loaded for each in tasks}
         result = lm_eval.evaluate(model, {"tasks": loaded}, limit=options.limit, bootstrap_iters=0)
-        for each in tasks:
-            samples = sorted(result["samples"][each.task.name], key=lambda s: int(s["doc_id"]))
-            cut: list[Sample] = [
-                {**s, "cut": model.cut.intersection(s["arguments"])} for s in samples
-            ]
-            answers.setdefault(each.task.name, []).append(cut)
+        for name in tasks:
+            samples = sorted(result["samples"][name], key=lambda sample: int(sample["doc_id"]))
+            for sample in samples:
+                sample["cut"] = model.cut.intersection(sample["arguments"])
+            answers.setdefault(name, []).append(samples)
     return answers
 
 
@@ -215,23 +204,18 @@ def _counting_model(checkpoint: Checkpoint, options: EvalOptions) -> Any:
     )
 
 
-def _rows(
-    tasks: Sequence[LoadedTask], answers: Mapping[str, Mapping[str, list[list[Sample]]]]
-) -> Iterator[Row]:
+def _rows(tasks: Loaded, answers: Mapping[str, Mapping[str, list[list[Sample]]]]) -> Iterator[Row]:
     """Yield a row for each task, and one for their mean; then those by character."""
     (_, first), *others = answers.items()
     differences = adjust(
         {
-            (model, each.task.name): compare_right(
-                *(_right(side[each.task.name], "acc") for side in (ours, first))
-            )
+            (model, name): compare_right(_right(ours[name], "acc"), _right(first[name], "acc"))
             for model, ours in others
-            for each in tasks
+            for name in tasks
         }
     )
-    rows = []
-    for each in tasks:
-        name = each.task.name
+    rows, by_character = list[Row](), list[Row]()
+    for name, (_, about) in tasks.items():
         chance, most_frequent = baselines(first[name][0])
         row = Row(
             table=RIGHT,
@@ -241,10 +225,13 @@ def _rows(
             differences={model: differences[model, name] for model, _ in others},
             chance=chance,
             most_frequent=most_frequent,
-            paper={m: p / 100 for m, p in zip(PAPER, each.task.paper, strict=True)},
-            about=each.about,
+            paper={m: p / 100 for m, p in zip(PAPER, TASKS[name].paper, strict=True)},
+            about=about,
         )
         rows.append(row)
+        if "acc_norm" in first[name][0][0]:
+            norms = {m: share_right(_right(of[name], "acc_norm")) for m, of in answers.items()}
+            by_character.append(Row(table=RIGHT_NORM, name=name, unit="items", scores=norms))
     yield from rows
     if len(rows) > 1:
         means = {m: statistics.fmean(row.scores[m].value for row in rows) for m in answers}
@@ -254,10 +241,7 @@ def _rows(
             scores={model: Score(value=mean) for model, mean in means.items()},
             chance=statistics.fmean(row.chance or 0.0 for row in rows),
         )
-    for row in rows:
-        if "acc_norm" in first[row.name][0][0]:
-            norms = {m: share_right(_right(of[row.name], "acc_norm")) for m, of in answers.items()}
-            yield Row(table=RIGHT_NORM, name=row.name, unit="items", scores=norms)
+    yield from by_character
 
 
 def _right(seeds: Sequence[Sequence[Sample]], metric: str) -> list[list[int]]:

@@ -185,31 +185,22 @@ def measure_problems(
     opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, tell: Tell
 ) -> Part:
     """Have the final models of runs solve problems of the tasks that they were trained on."""
-    tables, rows = dict[str, Table](), list[Row]()
+    rows = list[Row]()
     for name in names:
-        asked = {each.name: _task_of(each, name, options) for each in opened}
-        solved = {each.name: solve(each, asked[each.name], options, tell) for each in opened}
-        is_same = all(_same_problems(task, asked[opened[0].name]) for task in asked.values())
-        # They differ between models of different problems.
-        guesses = ", ".join(dict.fromkeys(f"{each.chance:.1%}" for each in solved.values()))
-        caption = "" if is_same else " Models have different problems, those of their runs."
-        tables[f"{name}, {_RIGHT}"] = Table(
-            better="higher", caption=f"A guess: {guesses}.{caption}"
-        )
-        tables[f"{name}, {_STEPS}"] = Table(better="higher")
+        tasks = {each.name: _task_of(each, name, options) for each in opened}
+        solved = {each.name: solve(each, tasks[each.name], options, tell) for each in opened}
+        first, *others = ((task.seed, task.test, task.fields()) for task in tasks.values())
+        is_same = all(other == first for other in others)
         rows += [replace(row, is_comparable=is_same) for row in _rows(name, solved)]
     return Part(
         title="Problems of their tasks",
-        how=f"Problems of the split {options.split}. 95% intervals by Wilson's method, over "
-        "problems and not over seeds of training. Noted: the first faults of wrong solutions.",
-        tables=tables,
+        how=f"Problems of the split {options.split}, of each run its own: with other seeds or "
+        "options of the task they differ, unless --seed and --task-options are given. 95% "
+        "intervals by Wilson's method, over problems and not over seeds of training. Noted: the "
+        "first faults of wrong solutions.",
+        tables={row.table: Table(better="higher") for row in rows},
         rows=tuple(rows),
     )
-
-
-def _same_problems(one: config.Task, other: config.Task) -> bool:
-    fields = ((task.seed, task.test, task.fields()) for task in (one, other))
-    return next(fields) == next(fields)
 
 
 def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:
@@ -286,20 +277,15 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
             for level, of_level in by.items():
                 shares.setdefault(f"{kind}: {level}", {})[model] = of_level
     chances = {of_model.chance for of_model in solved.values()}
-    chance = min(chances) if len(chances) == 1 else None
-    faults = {model: of_model.faults for model, of_model in solved.items()}
-    for what, value, ends in (
-        (_RIGHT, "accuracy", "interval"),
-        (_STEPS, "steps", "steps_interval"),
-    ):
+    for what, ends in ((_RIGHT, "interval"), (_STEPS, "steps_interval")):
         for name, of_models in shares.items():
             is_first = (what, name) == (_RIGHT, "all")
             scores = {
                 model: Score(
-                    value=getattr(share, value),
+                    value=share.accuracy if what == _RIGHT else share.steps,
                     interval=getattr(share, ends),
                     count=share.count,
-                    counts=faults[model] if is_first else {},
+                    counts=solved[model].faults if is_first else {},
                 )
                 for model, share in of_models.items()
             }
@@ -308,5 +294,6 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
                 name=name,
                 unit="problems",
                 scores=scores,
-                chance=chance if is_first else None,
+                # It differs between models of different problems.
+                chance=chances.pop() if is_first and len(chances) == 1 else None,
             )

@@ -1,7 +1,7 @@
 """The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
 from layermem_bench.evals.task_records import expected_file, find_records
@@ -16,7 +16,7 @@ from layermem_bench.report.numbers import (
 )
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.results import eval as results
-from layermem_bench.results.eval import Difference, EvalResult, Row, Score
+from layermem_bench.results.eval import EvalResult, Row, Score
 from layermem_bench.results.intervals import Interval, adjusted_p_values, interval, paired
 
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
@@ -26,7 +26,7 @@ def build(result: EvalResult) -> Page:
     """Return the page."""
     return Page(
         title=f"Evaluation of {' and '.join(result.models)}",
-        lead=sentence(result),
+        lead=_OVER_ITEMS,
         sections=[*sections(result), Section(title="Again", commands=[result.command])],
     )
 
@@ -50,46 +50,50 @@ def tables(result: EvalResult) -> list[Table]:
     return [table for name in shown for table in _tables(result, name)]
 
 
-def sentence(result: EvalResult) -> str:
-    """Say what differs from the first arm, or model, beyond noise."""
-    said = list[str]()
-    for name, kind in result.tables.items():
-        for (row, other), value in _beyond_noise(result, name).items():
-            how = "ahead" if (value > 0) == (kind.better == "higher") else "behind"
-            shown = format_number(value, kind.is_share, "+")
-            said.append(f"{other} is {how} by {name}, {row} ({shown})")
-    if len(result.models) == 1:
-        return ""
-    return f"Beyond noise, beside {_first(result)}: {'; '.join(said) or 'nothing'}. {_OVER_ITEMS}"
-
-
-def _first(result: EvalResult) -> str:
-    """Return the arm of several seeds, or the model, that others are compared with."""
-    return next(iter(result.arms)) if len(result.arms) > 1 else result.models[0]
-
-
 def over_seeds(result: EvalResult, name: str) -> Table | None:
     """Return the table of means over seeds of a table; None: there are no several seeds."""
-    compared, differences = _rows_over_seeds(result, name), _over_seeds(result, name)
+    compared, differences = _over_seeds(result, name)
     if not compared:
         return None
-    is_share, (first, *others) = result.tables[name].is_share, result.arms
+    is_share, adjusted = result.tables[name].is_share, adjusted_p_values(differences)
     columns = {name: [row.name for row in compared]}
     for arm, models in result.arms.items():
         means = [interval(_values(row, models)) for row in compared]
         columns[arm] = [format_interval(mean, is_share) for mean in means]
-    for arm in others:
-        cells = columns[f"{arm} against {first}"] = []
-        for row in compared:
-            difference, p = differences[row.name, arm]
-            shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-            cells.append(f"{format_interval(difference, is_share, '+')} (p {shown})")
+    for (row, arm), difference in differences.items():
+        p = adjusted[row, arm]
+        shown = f"(p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
+        column = columns.setdefault(f"{arm} against {next(iter(result.arms))}", [])
+        column.append(f"{format_interval(difference, is_share, '+')} {shown}")
     return Table.of_columns(
         columns,
-        f"Means over {len(result.arms[first])} seeds of training with 95% intervals by Student's "
-        "t; differences are taken seed by seed, with p-values adjusted by Holm's method for all of "
-        "this table. They do not pay for earlier looks at fewer seeds.",
+        f"Means over {len(next(iter(result.arms.values())))} seeds of training with 95% intervals "
+        "by Student's t; differences are taken seed by seed, with p-values adjusted by Holm's "
+        "method for all of this table. They do not pay for earlier looks at fewer seeds.",
     )
+
+
+def _over_seeds(result: EvalResult, name: str) -> tuple[list[Row], dict[tuple[str, str], Interval]]:
+    """Return the rows that have means over several seeds, and by row and arm the differences from
+    the first arm."""
+    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
+        return [], {}
+    rows = [
+        row
+        for row in result.of(name).values()
+        if row.is_comparable and len(row.scores) == len(result.models)
+    ]
+    (_, first), *others = result.arms.items()
+    differences = {
+        (row.name, arm): paired(_values(row, models), _values(row, first))
+        for arm, models in others
+        for row in rows
+    }
+    return rows, differences
+
+
+def _values(row: Row, models: Sequence[str]) -> list[float]:
+    return [row.scores[model].value for model in models]
 
 
 def list_tasks(folders: Sequence[str]) -> Table:
@@ -187,55 +191,11 @@ def _differences(result: EvalResult, name: str) -> Table | None:
     return Table.of_columns(columns, f"{noise} {_OVER_ITEMS}") if rows else None
 
 
-def _rows_over_seeds(result: EvalResult, name: str) -> list[Row]:
-    """Return the rows of a table that have means over several seeds."""
-    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
-        return []
-    rows = result.of(name).values()
-    return [row for row in rows if row.is_comparable and len(row.scores) == len(result.models)]
-
-
-def _over_seeds(result: EvalResult, name: str) -> dict[tuple[str, str], tuple[Interval, float]]:
-    """Return the difference of each row and arm from the first arm, seed by seed, with its p."""
-    first, *others = result.arms or ("",)
-    differences = {
-        (row.name, arm): paired(*(_values(row, result.arms[each]) for each in (arm, first)))
-        for row in _rows_over_seeds(result, name)
-        for arm in others
-    }
-    adjusted = adjusted_p_values(differences)
-    return {key: (difference, adjusted[key]) for key, difference in differences.items()}
-
-
-def _values(row: Row, models: Sequence[str]) -> list[float]:
-    return [row.scores[model].value for model in models]
-
-
-def _beyond_noise(result: EvalResult, name: str) -> Mapping[tuple[str, str], float]:
-    """Return the differences beyond noise by row and arm, or by row and model."""
-    if of_arms := _over_seeds(result, name):
-        return {key: each.mean for key, (each, p) in of_arms.items() if p < NOISE}
-    return {
-        (row.name, model): each.value
-        for row in result.of(name).values()
-        for model, each in row.differences.items()
-        if _is_beyond_noise(each)
-    }
-
-
-def _is_beyond_noise(difference: Difference) -> bool:
-    """Whether both say so: over few-shot seeds the p-value is of the first, the interval of all."""
-    if difference.p is None or difference.p >= NOISE:
-        return False
-    return not difference.interval or not difference.interval[0] <= 0 <= difference.interval[1]
-
-
 def _figures(result: EvalResult, name: str) -> list[Figure]:
     """Return forest plots of differences: of arms over seeds, else of models over items."""
-    over, first = "seeds", _first(result)
-    drawn = {key: difference for key, (difference, _) in _over_seeds(result, name).items()}
+    over, first, (_, drawn) = "seeds", next(iter(result.arms), ""), _over_seeds(result, name)
     if not drawn:
-        over = "items"
+        over, first = "items", result.models[0]
         drawn = {
             (row.name, model): Interval(
                 mean=each.value,
