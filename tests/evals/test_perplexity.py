@@ -1,7 +1,6 @@
 """Perplexity against one forward for each token, its memory, and what it refuses."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,8 @@ import torch
 import transformers
 from eval_fixtures import our_model
 from stories import needs_stories, stories_model, stories_tokenizer
-from tiny import TINY, make
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem.models.registry import lookup
 from layermem_bench.data import sources
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.evals.perplexity import cut_windows, perplexity
@@ -145,65 +142,6 @@ def test_without_a_token_before_it_the_first_is_not_predicted_nor_its_bytes_coun
     with_end = perplexity(model, ended, ["ä bb zz"])
     assert (with_end.tokens, with_end.bytes) == (3, 8)
     assert with_end.unknown_tokens == 1
-
-
-GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
-DIVIDED = ["日本語 a", "😀 a", " 😀", "नमस्ते", "é", "a😀", "\u00a0a", "\n\n  x", "ÃÃ", "日"]
-
-
-def byte_level():
-    """Merges that divide a character, hold a space and a part, and reach into the next one."""
-    tokenizer = load_tokenizer("bytes")
-    merges = [("æ", "Ĺ"), ("Ġ", "ð"), ("Ġð", "Ł"), ("¥", "æ"), ("æĹ", "¥æ"), ("Ã", "ĥ"), ("Ċ", "Ċ")]
-    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    for pair in merges:
-        vocabulary["".join(pair)] = len(vocabulary) + 1
-    tokenizer.backend_tokenizer.model = models.BPE(vocabulary, merges)
-    return tokenizer
-
-
-def gpt2():
-    if not GPT2.is_dir():
-        pytest.skip("GPT-2's tokenizer is not on this machine")
-    return load_tokenizer(str(GPT2))
-
-
-def byte_fallback(scheme):
-    """Whole characters, and bytes of those that the vocabulary lacks."""
-    names = ["?", "▁", *(f"<0x{byte:02X}>" for byte in range(256)), *"ai", "▁a"]
-    vocabulary = {name: i for i, name in enumerate(names)}
-    raw = Tokenizer(models.BPE(vocabulary, [("▁", "a")], byte_fallback=True, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
-
-
-def bytes_by_hand(tokenizer, text):
-    """The bytes of each token by its name: <0xE6> and each letter is one, a prefix is none."""
-    names = tokenizer.tokenize(text)
-    sizes = [1 if name.startswith("<0x") else len(name) for name in names]
-    # What there is more than the text has is the prefix that the tokenizer adds.
-    sizes[0] -= sum(sizes) - len(text.encode())
-    return sizes
-
-
-@pytest.mark.parametrize(
-    "make_tokenizer",
-    [byte_level, gpt2, partial(byte_fallback, "first"), partial(byte_fallback, "never")],
-    ids=["byte-level", "gpt2", "byte-fallback, prefix", "byte-fallback"],
-)
-def test_of_a_divided_first_character_the_predicted_bytes_are_counted(make_tokenizer):
-    tokenizer = make_tokenizer()
-    tokenizer.bos_token = tokenizer.eos_token = None
-    entry = lookup("plain")
-    model = make(entry.causal_lm, entry.config(**{**TINY, "vocab_size": len(tokenizer) + 1}))
-    measured = perplexity(model, tokenizer, DIVIDED)
-    by_hand = [bytes_by_hand(tokenizer, text) for text in DIVIDED]
-    assert measured.sizes == [sum(sizes[1:]) for sizes in by_hand]
-    assert measured.counts == [len(sizes) - 1 for sizes in by_hand]
-    predicted = sum(sum(sizes[1:]) for sizes in by_hand)
-    nats = measured.loss * measured.tokens
-    assert measured.bits_per_byte == pytest.approx(nats / math.log(2) / predicted)
 
 
 @pytest.mark.parametrize(

@@ -159,10 +159,3 @@ def test_each_has_its_section_on_the_page_about_runs(tmp_path, run, capsys):
     page = (out / "index.html").read_text(encoding="utf-8")
     for shown in ("A part (1)", "62.5%", "A part (2)", "Another (2)", "87.5%"):
         assert shown in page
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path, run):
-    (tmp_path / "empty").mkdir()
-    asked = ["report", str(run), "--out", str(tmp_path / "r"), "--evaluation"]
-    with pytest.raises(SystemExit, match=r"empty.eval.json does not exist; layermem eval writes"):
-        cli.main([*asked, str(tmp_path / "empty")])

@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from layermem_bench.data.sources import cut_document
-from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
+from layermem_bench.data.tokenizers import Ids, batch_encoder
 from layermem_bench.evals import in_eval_mode
 
 Predecessor = int | Literal["tokenizer"] | None
@@ -211,17 +211,14 @@ def _windows(
     unknown = getattr(tokenizer, "unk_token_id", None)
 
     def parts_of(text: str) -> Iterator[Ids]:
-        is_predicted = first is not None
+        not_predicted = 0 if first is not None else 1
         for part in cut_document(text):
             (ids,) = encode([part])
-            if not len(ids):
-                continue
             read.digest.update(ids.astype(np.int64).tobytes())
-            read.sizes[-1] += len(part.encode())
             read.unknown_tokens += 0 if unknown is None else int(np.count_nonzero(ids == unknown))
-            if not is_predicted:
-                read.sizes[-1] -= bytes_of_first_token(tokenizer, part, int(ids[0]))
-            is_predicted = True
+            left_out = tokenizer.decode(ids[:not_predicted].tolist())
+            read.sizes[-1] += len(part.encode()) - len(left_out.encode())
+            not_predicted = 0 if len(ids) else not_predicted
             yield ids
 
     for item, text in enumerate(texts):
