@@ -107,7 +107,7 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
     asked = ["eval", run, "--tasks", "prosqa", "--task-options", f"test{mixed}"]
     # Whatever is given in place of the file that was learnt.
     for more in ([], ["train=null"], [f"train{new}"]):
-        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems of .*mixed.json"):
+        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems"):
             cli.main([*asked, *more])
     for fine in ([f"test{new}"], ["test=null"]):
         with pytest.raises(Interrupted):

@@ -47,7 +47,7 @@ class ListEvals:
     """List the evaluation tasks of `layermem eval`: which have records, which need the hub."""
 
     records: tuple[str, ...] = ()
-    """Folders of records, and files as TASK=FILE."""
+    """Folders of records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,9 @@
 
 import importlib.util
 import statistics
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -50,7 +48,7 @@ def check_artefact(
 ) -> None:
     """Raise, before anything is trained, if an artefact cannot be had here: for lack of a GPU, or
     of the records of a task."""
-    from layermem_bench.evals.prepared_tasks import prepare_tasks
+    from layermem_bench.evals.benchmarks import load_tasks
 
     if records and not artefact.tasks:
         raise ValueError(f"--records {records[0]}: {name} asks no evaluation tasks; leave it out")
@@ -60,9 +58,7 @@ def check_artefact(
             "--dry-run says what it would cost, --scale tiny runs on a CPU"
         )
     if artefact.tasks and (records or not dry_run):
-        options = _options(artefact.tasks, scale, records)
-        with tempfile.TemporaryDirectory() as folder:
-            prepare_tasks(options.tasks, options, Path(folder))
+        load_tasks([NAMES[task] for task in artefact.tasks], records)
 
 
 def leave_out(artefact: Artefact, names: Sequence[str]) -> Artefact:
