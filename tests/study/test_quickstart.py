@@ -53,7 +53,7 @@ def test_it_trains_prints_and_writes_a_page(done):
         results[1]["run_id"],
     ):
         assert said in text
-    # Right answers, four curves, FLOPs by depth and by width, the routers.
+    # Right answers, four curves, the routers.
     assert text.count("<svg") == 6
     assert not re.search(r'(src|href)="?(https?:)?//', text), "the page asks the network"
     assert len(text) < 1_000_000
