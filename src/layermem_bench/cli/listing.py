@@ -224,6 +224,6 @@ def _studies(options: ListStudies) -> None:
             rows=rows,
             caption=f"{told} layermem study NAME --scale SCALE carries one out. Presets are boards "
             "of studies too: layermem study tiny-lm,aet-4; of a model: layermem study retrofit "
-            "MODEL; of records: layermem study encoders FILE.",
+            "MODEL.",
         )
     )

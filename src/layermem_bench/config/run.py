@@ -18,6 +18,7 @@ from layermem_base.number_ranges import (
     number,
 )
 from layermem_bench.config.host import Host, check_run
+from layermem_bench.config.labels import Labels
 from layermem_bench.config.named_options import check_options, merged, parse_options
 from layermem_bench.config.records import Records, check_records
 from layermem_bench.config.run_identity import FORMER, run_id
@@ -305,6 +306,8 @@ class Run:
     """Records in place of text."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
+    labels: Labels = field(default_factory=Labels)
+    """What the run is in tables; a study writes them."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -338,6 +341,7 @@ __all__ = [
     "Compute",
     "Data",
     "Host",
+    "Labels",
     "Model",
     "Optim",
     "Records",

@@ -13,7 +13,6 @@ from layermem_bench.results.solved import Solved
 LOSS = "validation loss"
 RIGHT_ANSWERS = "right answers"
 EVERY_STEP_RIGHT = "every step right"
-F1 = "F1 of words"
 """Names of the metrics that runs are judged by."""
 BY_LEVEL = " by "
 """Between a metric and the level of problems: "right answers by operands: 4"."""
@@ -55,7 +54,6 @@ METRICS: Mapping[str, Metric] = {
     LOSS: Metric(better="lower"),
     RIGHT_ANSWERS: Metric(is_share=True, better="higher"),
     EVERY_STEP_RIGHT: Metric(is_share=True, better="higher"),
-    F1: Metric(is_share=True, better="higher"),
 }
 
 

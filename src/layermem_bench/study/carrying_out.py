@@ -4,7 +4,6 @@ An arm that diverged at every rate is not trained further. Runs that fail are in
 """
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,19 +24,12 @@ from layermem_bench.study.records import RecordedRuns, naming_damage
 from layermem_bench.study.steps import MEMORY, STEPS, device, measured_memory, measured_steps
 
 logger = logging.getLogger(__name__)
-# In bytes, of a folder's name on common file systems.
-_LONGEST_NAME = 255
 Measured = tuple[MeasuredSteps | None, MeasuredMemory | None]
 """What a step of each arm of a board takes; nothing where it was not asked for."""
 
 
 def result_folder(study: Study, out: Path) -> Path:
     """Return where the result of a study is written."""
-    if (length := len(os.fsencode(study.name))) > _LONGEST_NAME:
-        raise ValueError(
-            f"a folder's name has at most {_LONGEST_NAME} bytes, and that of the result would have "
-            f"{length} ({study.name}): name fewer boards"
-        )
     return out / STUDIES / study.name
 
 
@@ -55,12 +47,11 @@ def carry_out(
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
     where they are the same. ``launcher``: None: processes here, ``jobs`` at once.
     """
-    is_elsewhere = launcher is not None
-    launcher = launcher or LocalProcesses(jobs)
-    recorded, file = RecordedRuns(out, runs), result_folder(study, out) / RESULT
+    recorded, folder = RecordedRuns(out, runs), result_folder(study, out)
+    folder.mkdir(parents=True, exist_ok=True)
     check_conditions(study)
     done: dict[str, planning.Done] = {}
-    failures: list[str] = []
+    failures: list[str | None] = []
     for stage in planning.stages(study.boards):
         attempts: planning.Plan = {}
         measured: dict[str, Measured] = {}
@@ -68,45 +59,37 @@ def carry_out(
             if board.prepare is not None:
                 board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
-            measured[board.name] = _measure(study, board, out, is_elsewhere)
+            measured[board.name] = _measure(study, board, out, is_elsewhere=launcher is not None)
             attempts |= planning.trials(board)
-        if failure := train_planned(attempts, recorded, launcher):
+        launch = launcher or LocalProcesses(jobs)
+        if failure := train_planned(attempts, recorded, launch):
             # The choice would be without a learning rate by accident.
             raise RuntimeError(failure)
         counting: planning.Plan = {}
         for board in stage:
             done[board.name] = _plan(study, board, recorded, done, measured[board.name])
             counting |= done[board.name].counting
-        if failure := train_planned(counting, recorded, launcher):
-            failures.append(failure)
-    result = gather(study, done, recorded, replaced_result(file), file.parent)
+        failures.append(train_planned(counting, recorded, launch))
+    result = gather(study, done, recorded, replaced_result(folder / RESULT), folder)
     result = replace(result, command=command)
-    write_atomically(file, to_json(result))
-    return result, "; ".join(failures) or None
+    write_atomically(folder / RESULT, to_json(result))
+    return result, "; ".join(filter(None, failures)) or None
 
 
 def check_conditions(study: Study) -> None:
     """Raise where an arm cannot have what a condition asks for: before any training."""
-    asked = [f"equal {each}" for each in ("time", "parameters") if each in study.conditions]
-    for board in study.boards if asked else ():
+    for board in study.boards if {*study.conditions} - {"tokens"} else ():
         if name := unknown_size(board.base):
             raise ValueError(
-                f"{name} is not on this machine, and {' and '.join(asked)} depend on its size: "
+                f"{name} is not on this machine, and equal time and parameters depend on its size: "
                 "fetch it first, as transformers.AutoTokenizer.from_pretrained does (a model: "
                 "AutoModel), or leave --conditions out"
             )
-    wrong = []
-    for board in study.boards if "parameters" in study.conditions else ():
-        for arm in board.arms:
-            try:
-                planning.at_equal_parameters(arm.change(board.base), board.base)
-            except ValueError as error:
-                wrong.append(str(error))
-    if wrong:
-        raise ValueError("; ".join(wrong))
+        for arm in board.arms if "parameters" in study.conditions else ():
+            planning.at_equal_parameters(arm.change(board.base), board.base)
 
 
-def _measure(study: Study, board: Board, out: Path, is_elsewhere: bool) -> Measured:
+def _measure(study: Study, board: Board, out: Path, *, is_elsewhere: bool) -> Measured:
     if "time" not in study.conditions:
         return None, None
     arms = {arm.name: arm.change(board.base) for arm in board.arms}
@@ -133,16 +116,14 @@ def _plan(
     steps, memory = measured
     tried = planning.read_trials(board, recorded)
     choices, lost = planning.choices_of(board, tried)
-    choices_before = None
-    if board.starts_from:
-        choices_before = done[board.starts_from.name].choices
-        lost |= done[board.starts_from.name].lost
+    before = done[board.starts_from.name] if board.starts_from else None
+    lost |= before.lost if before else frozenset()
     if len(lost) == len(board.arms):
         raise RuntimeError(
             f"every arm diverged at every learning rate on {board.name}; try lower ones"
         )
     at_tokens = planning.counting_runs(
-        board, study.seeds, choices, recorded.path_of, choices_before
+        board, study.seeds, choices, recorded.path_of, before.choices if before else None
     )
     return planning.Done(
         board=board,
@@ -160,22 +141,19 @@ def _plan(
 
 def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
-    if not plan:
-        return None
-    own, elsewhere = {}, {}
+    own = {}
     for name, planned in plan.items():
         folder = recorded.folder_of(name, planned.run)
-        if folder.path != recorded.out / name:
-            elsewhere[name] = planned.run, folder
-            continue
-        own[name] = planned.run
-        if folder.config.exists():
-            with naming_damage(folder):
-                recorded_run(folder)
-    if elsewhere:
-        logger.info("%d of %d runs are recorded elsewhere", len(elsewhere), len(plan))
+        if folder.path == recorded.out / name:
+            own[name] = planned.run
+            if folder.config.exists():
+                with naming_damage(folder):
+                    recorded_run(folder)
+    if len(own) < len(plan):
+        logger.info("%d of %d runs are recorded elsewhere", len(plan) - len(own), len(plan))
     try:
-        train_missing(own, recorded.out, launcher, elsewhere)
+        if own:
+            train_missing(own, recorded.out, launcher)
     except RuntimeError as error:
         return str(error)
     return None

@@ -16,7 +16,6 @@ from layermem_bench.results.study import LOSS
 from layermem_bench.study import records
 from layermem_bench.study.launchers.launcher import Launcher, Work
 from layermem_bench.study.launchers.run_process import is_taken
-from layermem_bench.study.unchanged import check_unchanged
 from layermem_bench.train.progress import RunsProgress
 
 # Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
@@ -26,13 +25,10 @@ _SIGKILL = 9
 logger = logging.getLogger(__name__)
 
 
-def train_missing(
-    runs: Mapping[str, Run], out: Path, launcher: Launcher, elsewhere: "Work | None" = None
-) -> dict[str, RunFolder]:
+def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dict[str, RunFolder]:
     """Train every run that has not ended, each in its own folder of ``out``; return the folders.
 
-    ``elsewhere``: ended runs of other folders that these are compared with. What cannot be carried
-    out, or compared with ended runs, is an error before the first step. A run that another process
+    What cannot be carried out is an error before the first step. A run that another process
     is training is waited for. A run that fails leaves its error in ``error.txt`` in its folder; the
     others go on, and the failures are raised together at the end. A failed run is tried again the
     next time; one that diverged would do so again, and is left as it is.
@@ -41,8 +37,6 @@ def train_missing(
     for run, folder in work.values():
         records.check_usable(folder, run)
     missing = [name for name, (run, folder) in work.items() if not _is_finished(run, folder)]
-    ended = {name: work[name] for name in work if name not in missing}
-    check_unchanged({**(elsewhere or {}), **ended}, is_complete=not missing)
     if missing:
         logger.info("%d of %d runs are to be done", len(missing), len(runs))
     else:

@@ -51,11 +51,6 @@ def make_step(run: Run, shape: Shape) -> TrainingStep:
 
 def tokens_of_a_sequence(run: Run) -> int:
     """Return the tokens of a training sequence; of a task, the mean over its problems."""
-    if run.records.source is not None:
-        raise ValueError(
-            f"steps of a run on records ({run.records.source}) are not timed: leave --conditions "
-            "time, or --dry-run, out"
-        )
     if run.host.model is None:
         length = model_sizes(run)[1]
     elif run.task.name is None:
@@ -102,26 +97,22 @@ def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -
     if file.exists():
         steps = read_steps(file, base, arms, runs)
     else:
-        machine = describe_machine(shape.device)
-        steps = MeasuredSteps(
-            machine=machine, base=base_of_step(base), rounds=_ROUNDS, seconds={}, ratios={}
-        )
+        machine, digest = describe_machine(shape.device), base_of_step(base)
+        steps = MeasuredSteps(machine=machine, base=digest, rounds=_ROUNDS, seconds={}, ratios={})
     missing = [arm for arm in arms if arm not in steps.ratios]
     if not missing:
         return steps
     first = next(iter(arms))
     timed = {arm: run for arm, run in arms.items() if arm in (first, *missing)}
     times = time_steps(timed, shape, _ROUNDS)
+    seconds, ratios, digests = dict(steps.seconds), dict(steps.ratios), dict(steps.arms)
     for arm in missing:
-        ratio = median(a / b for a, b in zip(times[arm], times[first], strict=True))
+        ratios[arm] = median(a / b for a, b in zip(times[arm], times[first], strict=True))
         # Of an arm that joined later, in the seconds of the first measurement.
-        seconds = ratio * steps.seconds[first] if first not in missing else median(times[arm])
-        steps = replace(
-            steps,
-            seconds={**steps.seconds, arm: seconds},
-            ratios={**steps.ratios, arm: ratio},
-            arms={**steps.arms, arm: base_of_step(arms[arm])},
-        )
+        joined = first not in missing
+        seconds[arm] = ratios[arm] * seconds[first] if joined else median(times[arm])
+        digests[arm] = base_of_step(arms[arm])
+    steps = replace(steps, seconds=seconds, ratios=ratios, arms=digests)
     write_atomically(file, to_json(steps))
     return steps
 
@@ -140,28 +131,24 @@ def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, 
 def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredMemory:
     """Return the peak of a step of each arm: as in ``file``, else measured and written there."""
     shape, digests = shape_of(base), {arm: base_of_step(run) for arm, run in arms.items()}
-    memory = MeasuredMemory(
-        machine=describe_machine(shape.device), base=base_of_step(base), peaks={}
-    )
-    if file.exists():
-        try:
-            known = read_result(MeasuredMemory, file)
-        except ValueError as error:
-            raise ValueError(f"{error}; delete it: it is measured again") from error
-        if (known.machine, known.base) == (memory.machine, memory.base):
-            same = [arm for arm in known.peaks if known.arms.get(arm) in (None, digests.get(arm))]
-            memory = replace(known, peaks={arm: known.peaks[arm] for arm in same})
-    missing = [arm for arm in arms if arm not in memory.peaks]
+    machine, digest = describe_machine(shape.device), base_of_step(base)
+    known = read_result(MeasuredMemory, file) if file.exists() else None
+    peaks: dict[str, int | None] = {}
+    if known and (known.machine, known.base) == (machine, digest):
+        peaks = {
+            arm: peak
+            for arm, peak in known.peaks.items()
+            if known.arms.get(arm) in (None, digests.get(arm))
+        }
     # The models whose steps were timed.
     release_memory(shape.device)
-    for number, arm in enumerate(missing):
-        logger.info("measuring the memory of a step, arm %d of %d", number + 1, len(missing))
-        peak = measure_peak_of(partial(make_step, arms[arm]), shape)
-        memory = replace(
-            memory,
-            peaks={**memory.peaks, arm: peak},
-            arms={**memory.arms, arm: digests[arm]},
-        )
+    for arm in (missing := [arm for arm in arms if arm not in peaks]):
+        logger.info("measuring the memory of a step of %s, one of %d arms", arm, len(missing))
+        peaks[arm] = measure_peak_of(partial(make_step, arms[arm]), shape)
+    of_arms = {**(known.arms if known else {}), **digests}
+    kept = {arm: of_arms[arm] for arm in peaks if arm in of_arms}
+    memory = MeasuredMemory(machine=machine, base=digest, peaks=peaks, arms=kept)
+    if missing:
         write_atomically(file, to_json(memory))
     return memory
 
@@ -180,11 +167,7 @@ def base_of_step(base: Run) -> str:
 
 def read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
     """Return what was measured; refuse what does not compare with a measurement of today."""
-    again = f"delete it, and {runs} with it, whose runs have the lengths that followed from it"
-    try:
-        steps = read_result(MeasuredSteps, file)
-    except ValueError as error:
-        raise ValueError(f"{error}; {again}: it is measured again") from error
+    steps = read_result(MeasuredSteps, file)
     wanted = {
         "model, data or sizes": (steps.base, base_of_step(base)),
         "first arm": (next(iter(steps.ratios), ""), next(iter(arms))),
@@ -196,7 +179,8 @@ def read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> Me
     for what, (there, here) in wanted.items():
         if there != here:
             raise ValueError(
-                f"{file} was measured with another {what} ({there}, and this is {here}); "
-                f"{again}, to measure again, or choose another --out"
+                f"{file} was measured with another {what} ({there}, and this is {here}): choose "
+                f"another --out, or delete it, and {runs} with it, whose runs have the lengths "
+                "that followed from it"
             )
     return steps
