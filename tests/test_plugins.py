@@ -173,12 +173,6 @@ def test_a_plugin_that_cannot_be_found_is_named(name, tmp_path):
     assert name in errors and len(errors.splitlines()) == 1
 
 
-def test_a_study_of_nearly_that_name_is_named(tmp_path):
-    status, _, errors = command(tmp_path, "--plugin", "mine.py", "study", "first-value")
-    assert status == 1
-    assert "did you mean first-values?" in errors
-
-
 PRESET = """
 from layermem_bench.config.run import Model, Run, Task
 from layermem_bench.presets import preset
@@ -202,7 +196,6 @@ def test_a_preset_of_a_task_that_is_missing_is_named_among_the_others(tmp_path):
 TAKEN = """
 from layermem_bench.config.run import Model, Run
 from layermem_bench.presets import preset
-from layermem_bench.study.definition import study
 
 def a_run() -> Run:
     return Run(max_steps=3, model=Model(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
@@ -214,10 +207,6 @@ def aet_4() -> Run:
 @preset
 def recall() -> Run:
     return a_run()
-
-@study
-def recipe():
-    raise AssertionError
 """
 
 
@@ -228,17 +217,15 @@ import taken
 from layermem_bench.cli import main
 from layermem_bench.study.boards import open_boards
 
-for words in (["train", "aet-4", "--dry-run"], ["study", "recipe", "--dry-run"]):
-    try:
-        main(words)
-    except SystemExit as error:
-        print(error)
+try:
+    main(["train", "aet-4", "--dry-run"])
+except SystemExit as error:
+    print(error)
 print(open_boards(["recall"], "plain,lime")[0].base.max_steps)
 """
     status, shown, errors = run(tmp_path, code)
     assert status == 0, errors
     assert "'aet-4' is short for tiny-aet-4, and a plugin has a preset of that name" in shown
-    assert "layermem study recipe is a study of layermem, and a plugin has one" in shown
     assert shown.split()[-1] == "3"
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from layermem_bench.config import host as host_config
+from layermem_bench.config import labels as labels_config
 from layermem_bench.config import records as records_config
 from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
@@ -123,7 +124,9 @@ def test_every_field_has_its_help():
     import inspect
 
     documented = set()
-    source = "".join(map(inspect.getsource, (config, host_config, records_config, task_config)))
+    source = "".join(
+        map(inspect.getsource, (config, host_config, labels_config, records_config, task_config))
+    )
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for statement, following in zip(node.body, node.body[1:], strict=False):

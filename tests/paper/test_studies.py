@@ -73,12 +73,8 @@ def test_seeds_that_are_added_are_another_look(tmp_path, begun):
     three, again, five = result_of(3), result_of(3), result_of(5)
     assert three.looks == again.looks == ((0, 1, 2),)
     assert five.looks == ((0, 1, 2), (0, 1, 2, 3, 4)) and len(begun) == 10
-    # Also where another result is made of the same runs.
-    assert result_of(5, "other").looks == five.looks
-    studies = (tmp_path / "out" / "studies").rename(tmp_path / "aside")
     fresh = result_of(5, "fresh")
     assert fresh.looks == ((0, 1, 2, 3, 4),) and len(begun) == 10
-    studies.rename(tmp_path / "out" / "studies")
     assert judge(five)[0].p == pytest.approx(4 * judge(fresh)[0].p)
     assert "3, then 5 seeds" in claims_table(five).caption
     # What cannot be read is no reason to train for nothing.
@@ -132,12 +128,6 @@ def test_damage_is_refused(tmp_path, begun, caplog):
     (good / "metrics.jsonl").write_text("{}\nno json\n{}\n")
     with pytest.raises(ValueError, match="lime-s0.*line 2"):
         carried(tmp_path)
-    (state,) = [
-        state
-        for _, state in planned_states(a_study(), RecordedRuns(tmp_path)).values()
-        if state.state == "failed"
-    ]
-    assert "line 2" in state.note
     # Without the validation of its last step a run counts nowhere.
     (good / "metrics.jsonl").write_text(kept.rpartition("\n{")[0] + "\n")
     with pytest.raises(ValueError, match="validation of its last step 40"):

@@ -8,7 +8,7 @@ from recorded import an_analysis, record
 from layermem_bench.report import figures, page, study
 from layermem_bench.report.study import given_sections
 from layermem_bench.results.files import to_json
-from layermem_bench.study.run_folders import compare_runs
+from layermem_bench.study.labelled_runs import compare_runs
 
 # What the test adds: errors are gathered from the start, switches are used at the end.
 GATHER = """<script>

@@ -11,7 +11,7 @@ from made_up import BASE, a_comparison, a_result
 from recorded import a_point, an_analysis, record
 
 from layermem_bench import cli
-from layermem_bench.config.run import Data, Optim
+from layermem_bench.config.run import Labels, Optim
 from layermem_bench.report import study as report
 from layermem_bench.report.page import write_page
 from layermem_bench.report.study import given_sections
@@ -24,7 +24,7 @@ from layermem_bench.results.study import (
     SettingCosts,
     TriedRates,
 )
-from layermem_bench.study.run_folders import compare_runs
+from layermem_bench.study.labelled_runs import compare_runs
 
 
 def compared(tmp_path, *runs, **more):
@@ -320,8 +320,8 @@ def test_two_seeds_that_ended_with_no_number_have_diverged(value, tmp_path):
     good = [record(tmp_path / f"g{seed}", seed=seed, **more) for seed in (0, 1)]
     result = compared(tmp_path, *runs[:2], *good)
     rows, _ = table_of(result, "validation loss")
-    assert rows["lime:lr=0.5"]["validation loss"] == "0.5000 ± 0.0000"
-    assert rows["lime:lr=0.5"].get("against plain", "") == ""
+    assert rows["lime"]["validation loss"] == "0.5000 ± 0.0000"
+    assert rows["lime"].get("against plain", "") == ""
     # No number that JSON has no word for.
     kept = json.loads((tmp_path / "out" / "study.json").read_text(), parse_constant=pytest.fail)
     assert all(math.isfinite(row["val_loss"]) for r in kept["runs"] for row in r["validations"])
@@ -403,13 +403,6 @@ def test_runs_made_differently_are_said_to_be(tmp_path, four, key, begun, last):
     assert said in runs_table(compared(tmp_path, *four)).caption
 
 
-def test_settings_called_alike_say_how_they_differ(tmp_path):
-    short, long = (record(tmp_path / f"b{n}", data=Data(block_size=n)) for n in (64, 128))
-    text = written(tmp_path, compared(tmp_path, short, long))
-    for size in (64, 128):
-        assert f"<h2>made-up (stdlib, block_size={size})</h2>" in text
-
-
 @pytest.fixture
 def of_two_levels(tmp_path, four):
     """Return a function that reads the table of the levels that ``four`` have solved."""
@@ -489,7 +482,7 @@ def test_what_a_step_takes_stands_beside_the_arms():
 
 def test_several_settings_and_many_arms(tmp_path, four):
     others = [
-        record(tmp_path / f"o{i}", optim=Optim(lr=0.1 * (i + 1)), final=float(i)) for i in range(5)
+        record(tmp_path / f"o{i}", labels=Labels(arm=f"a{i}"), final=float(i)) for i in range(5)
     ]
     text = written(tmp_path, compared(tmp_path, *four, *others))
     assert "<h2>made-up (arithmetic operands=2)</h2>" in text

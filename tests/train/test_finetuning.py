@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
+from layermem_bench.study.unchanged import check_unchanged
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
@@ -26,7 +27,6 @@ from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import StudyResult
 from layermem_bench.study.records import check_comparable, recorded_about
-from layermem_bench.study.unchanged import check_unchanged
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.learning.text import TextLearning
 from layermem_bench.train.run import train

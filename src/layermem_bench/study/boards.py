@@ -152,8 +152,10 @@ def study_of_variants(
     boards: Sequence[Board], seeds: Sequence[int], conditions: Sequence[str]
 ) -> Study:
     """Return the study of some boards."""
+    if not boards:
+        raise ValueError("name at least one board")
     names = [board.name for board in boards]
-    arms = [arm.name for arm in boards[0].arms] if boards else []
+    arms = [arm.name for arm in boards[0].arms]
     shown = " against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
     return Study(
         name="+".join(names),

@@ -48,7 +48,6 @@ def carry_out(
     where they are the same. ``launcher``: None: processes here, ``jobs`` at once.
     """
     recorded, folder = RecordedRuns(out, runs), result_folder(study, out)
-    folder.mkdir(parents=True, exist_ok=True)
     check_conditions(study)
     done: dict[str, planning.Done] = {}
     failures: list[str | None] = []

@@ -44,6 +44,8 @@ from layermem_bench.train.run_config import check_same_run
 logger = logging.getLogger(__name__)
 RESULT = "study.json"
 """File of a result in its folder."""
+AS_RECORDED = "recorded"
+"""The condition of runs that no study made: they are compared as they are."""
 STUDIES = "studies"
 """Folder of the results of studies, beside the runs of their boards."""
 _LOST = "diverged at every learning rate that was tried"
@@ -107,6 +109,11 @@ def _read(plan: Mapping[str, Run], recorded: RecordedRuns) -> list[Labelled]:
             # A folder of this name may hold what was planned under it before.
             check_same_run(folder, run)
             record = read_record(name, run, folder)
+            if run.task.name is not None and RIGHT_ANSWERS not in record.metrics:
+                raise ValueError(
+                    f"{folder.path} has ended without a {folder.result.name}; delete the folder to "
+                    "run it again"
+                )
         members.append(Labelled(run=run, folder=folder, record=record))
     return members
 
@@ -207,7 +214,9 @@ def board_of_runs(
 
 
 def _arm(name: str, run: Run, folder: RunFolder) -> results.Arm:
-    sizes = model_fields(run, folder) if run.host.model is None else None
+    sizes = None
+    if run.host.model is None and run.labels.conditions != (AS_RECORDED,):
+        sizes = model_fields(run, folder)
     return results.Arm(
         name=name,
         steps=run.max_steps,

@@ -16,8 +16,9 @@ from layermem_bench.config.run import Run
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 from layermem_bench.results.study import Board, StudyResult
-from layermem_bench.study.definition import CHOOSING_SEED
+from layermem_bench.study.definition import ALL_CONDITIONS, CHOOSING_SEED
 from layermem_bench.study.gathering import (
+    AS_RECORDED,
     RESULT,
     Labelled,
     board_of_runs,
@@ -30,8 +31,7 @@ from layermem_bench.study.records import check_comparable, naming_damage, read_r
 logger = logging.getLogger(__name__)
 Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
 """Name to what was trained, with its labels, and where it is recorded."""
-AS_RECORDED = "recorded"
-"""The condition of runs that no study made: they are compared as they are."""
+_CONDITIONS = (*ALL_CONDITIONS, AS_RECORDED)
 
 
 def labels_of(run: Run) -> Labels:
@@ -63,6 +63,13 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
             raise FileNotFoundError(f"{path}: there is no run (config.yaml) that counts")
         for run, folder in sorted(below, key=lambda each: each[0].labels.arm != "plain"):
             folders.setdefault(folder.path.resolve(), (run, folder))
+    if not folders:
+        raise ValueError("name at least one run folder")
+    boards: dict[str, list[RunFolder]] = {}
+    for run, folder in folders.values():
+        boards.setdefault(run.labels.board, []).append(folder)
+    for of_board in boards.values():
+        check_comparable(of_board)
     names = unique_names([path.parts for path in folders])
     return dict(zip(names, folders.values(), strict=True))
 
@@ -130,7 +137,6 @@ def gather_runs(
 
 
 def _board(name: str, members: Sequence[Labelled], before: StudyResult | None) -> Board:
-    check_comparable(each.folder for each in members)
     by_condition: dict[str, list[tuple[Run, RunFolder]]] = {}
     seen: dict[tuple[str, str, int], str] = {}
     for each in members:
@@ -144,4 +150,5 @@ def _board(name: str, members: Sequence[Labelled], before: StudyResult | None) -
                 )
             by_condition.setdefault(condition, []).append((each.run, each.folder))
     seeds = sorted({each.record.seed for each in members if each.record.state == "ended"})
-    return board_of_runs(name, members, by_condition, before, seeds)
+    in_order = {each: by_condition[each] for each in _CONDITIONS if each in by_condition}
+    return board_of_runs(name, members, in_order, before, seeds)

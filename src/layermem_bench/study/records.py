@@ -52,7 +52,8 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
         return replace(
             record,
             steps=rows[-1]["step"] if rows else 0,
-            metrics=read_metrics(folder, run) if has_ended else {},
+            # Where the file of rows is gone, pages say so; one that lacks its end is damaged.
+            metrics=read_metrics(folder, run) if has_ended and rows else {},
             validations=_finite_validations(rows),
             tokens_per_second=statistics.median(speeds) if speeds else None,
             # Before the final model is there, it may be of an attempt that did not count.
@@ -106,26 +107,28 @@ def trained_on(run: Run) -> dict[str, Any]:
 
 
 def read_divergence(folder: RunFolder, run_id: str) -> str | None:
-    """Return at which step a run diverged, and what was seen; None: it has not diverged."""
-    if not folder.diverged.exists():
-        return None
-    recorded = folder.divergence(run_id)
-    return f"step {recorded['step']:,}: {recorded['message']}" if recorded else None
+    """Return at which step a run diverged, and what was seen; None: it has not diverged.
+
+    A run may have been left with a last validation loss that is not finite.
+    """
+    if recorded := folder.divergence(run_id):
+        return f"step {recorded['step']:,}: {recorded['message']}"
+    last = folder.last_row()
+    if "val_loss" in last and not math.isfinite(last["val_loss"]):
+        return f"step {last['step']:,}: the validation loss is {last['val_loss']}"
+    return None
 
 
 def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
     """Return what an ended run is judged by: the validation of its last step, what it solves."""
     validated = [row for row in folder.rows() if "val_loss" in row]
-    last = validated[-1] if validated else {}
-    solved = _read_solved(folder)
-    lost = folder.result if run.task.name and solved is None else folder.metrics
-    if lost == folder.result or last.get("step") != run.max_steps:
+    if not validated or validated[-1]["step"] != run.max_steps:
         raise ValueError(
-            f"{folder.path} has ended without what {lost.name} has of its last step "
-            f"{run.max_steps}; delete the folder to run it again"
+            f"{folder.path} has ended, but {folder.metrics.name} lacks the validation of its last "
+            f"step {run.max_steps}; delete the folder to run it again"
         )
-    metrics = {LOSS: float(last["val_loss"])}
-    if solved is not None:
+    metrics = {LOSS: float(validated[-1]["val_loss"])}
+    if solved := _read_solved(folder):
         metrics[RIGHT_ANSWERS] = solved.accuracy
         if run.records.source is None:
             metrics[EVERY_STEP_RIGHT] = solved.steps
