@@ -45,7 +45,6 @@ def test_arms_meet_under_each_condition(tmp_path, made_up, study):
     # Two rates of three arms; nine at equal tokens; LIMe's steps take longer; both are larger.
     assert len(made_up.begun) == 6 + 9 + 3 + 6
     assert result.boards[0].steps.ratios == {"plain": 1, "lime": 1.25, "hyper_connections": 0.9}
-    assert result.boards[0].memory.peaks["lime"] == 15_000_000
     tokens, time, parameters = (arms(result, c) for c in ("tokens", "time", "parameters"))
     assert {name: arm.steps for name, arm in tokens.items()} == dict.fromkeys(tokens, 40)
     # One that is quicker has more steps.

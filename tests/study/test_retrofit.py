@@ -1,7 +1,6 @@
 """`layermem study retrofit`: ways of going on training one model."""
 
 import json
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -51,14 +50,7 @@ def here(monkeypatch):
         assert all(values[0] > 0 for values in real.values())
         return {way: [SECONDS[way]] * repeats for way in of_arms}
 
-    def peak(make_step, shape):
-        # It reaches the process that measures.
-        make_step = pickle.loads(pickle.dumps(make_step))
-        make_step(shape)()
-        return 100 if make_step.args[0].host.memory == "none" else 110
-
     monkeypatch.setattr(steps, "time_interleaved", made_up)
-    monkeypatch.setattr(steps, "measure_peak_of", peak)
     return use(InThisProcess(), monkeypatch)
 
 

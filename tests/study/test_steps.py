@@ -7,8 +7,7 @@ import pytest
 from recorded import SIZES
 
 from layermem_bench.config.run import Compute, Run
-from layermem_bench.study import steps
-from layermem_bench.study.steps import base_of_step, measured_memory, measured_steps, shape_of
+from layermem_bench.study.steps import base_of_step, measured_steps, shape_of
 
 BASE = Run(preset="made-up", max_steps=40, model=SIZES)
 # Of versions that timed one micro-batch, with all logits.
@@ -42,35 +41,6 @@ def test_what_decides_a_steps_cost_is_not_the_run_alone():
     assert len({*digests, OF_BASE, base_of_step(replace(BASE, seed=1))}) == len(others) + 2
     # As earlier versions have it.
     assert base_of_step(replace(BASE, log_every=3)) == base_of_step(BASE) == OF_BASE
-
-
-def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch):
-    measured, file = [], tmp_path / "memory.json"
-
-    def peak(make_step, shape):
-        measured.append(make_step.args[0].variant)
-        return make_step.args[0].model.hidden_size * shape.batch
-
-    monkeypatch.setattr(steps, "measure_peak_of", peak)
-
-    def measure(*names, base=BASE):
-        measured.clear()
-        return measured_memory(file, base, arms(*names, base=base)).peaks
-
-    size = SIZES.hidden_size * BASE.optim.batch_size
-    assert measure("plain", "lime") == {"plain": size, "lime": size}
-    assert list(measure("plain", "lime", "mudd")) == ["plain", "lime", "mudd"]
-    assert measured == ["mudd"]
-    wider = replace(BASE, model=replace(SIZES, hidden_size=2 * SIZES.hidden_size))
-    assert measure("plain", "lime", base=wider) == {"plain": 2 * size, "lime": 2 * size}
-    monkeypatch.setattr(steps, "describe_machine", lambda device: "another machine")
-    measure("plain", "lime", base=wider)
-    assert measured == ["plain", "lime"]
-    # So is an arm of one name that is another model, as of a plugin that was edited.
-    others = arms("plain", "lime", base=wider) | {"lime": replace(wider, variant="mudd")}
-    measured.clear()
-    measured_memory(file, wider, others)
-    assert measured == ["mudd"]
 
 
 def test_steps_are_timed_in_turn_and_once(tmp_path):

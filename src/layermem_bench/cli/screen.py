@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from layermem_bench.study.estimates import Estimate
 
 logger = logging.getLogger(__name__)
-# Characters of a cell that is not wrapped: names and numbers stay whole.
-_LONGEST_CELL = 40
+# Characters that a column of longer texts keeps in a terminal.
+_LEAST = 12
 _NUMBER = re.compile(
     r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?"
     r"( ± \d[\d.,]*%?| \([+-]?\d[\d.,]*%? to [+-]?\d[\d.,]*%?\))?"
@@ -70,23 +70,28 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
 
 
 def show(table: "Table") -> None:
-    """Print a page's table: in a terminal texts are wrapped, elsewhere, as in a pipe, it is as wide
-    as it needs."""
+    """Print a page's table: in a terminal texts are wrapped, none is cut; elsewhere, as in a pipe,
+    it is as wide as it needs."""
     from rich.markup import escape
     from rich.table import Table as RichTable
 
     console, printed = screen(), RichTable(box=None)
-    for header, *cells in zip(table.header, *table.texts(), strict=True):
+    columns = list(zip(table.header, *table.texts(), strict=True))
+    longest = [max(map(len, cells), default=0) for _, *cells in columns]
+    # Short columns stay whole as long as the longer ones have room.
+    rooms = {n: sum(2 + (each if each <= n else _LEAST) for each in longest) for n in longest}
+    for (header, *cells), length in zip(columns, longest, strict=True):
         printed.add_column(
             escape(header),
             overflow="fold",
-            no_wrap=max(map(len, cells), default=0) <= _LONGEST_CELL,
+            no_wrap=rooms[length] <= console.width,
             justify="right" if _are_numbers(cells) else "left",
         )
     for row in table.texts():
         printed.add_row(*map(escape, row))
     if not console.is_terminal:
-        console.width = max(console.width, console.measure(printed).maximum)
+        as_wide = console.options.update(width=10_000)
+        console.width = max(console.width, console.measure(printed, options=as_wide).maximum)
     console.print(printed)
     if table.caption:
         console.print(table.caption, markup=False, highlight=False)

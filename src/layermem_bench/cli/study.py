@@ -1,12 +1,6 @@
 """`layermem study`: arms side by side, seed by seed, as a table and a page.
 
-layermem study tiny-lm --variants plain,lime                  variants on a preset
-layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
-layermem study paper/fig6 --scale tiny                        a table or figure of the paper
-layermem study retrofit MODEL --text FILE                     ways of going on training
-layermem study recipe --text FILE                             which layer memory is the best one
-layermem study NAME                                           a study of a plugin
-
+Options that all studies have (``Carrying``), those of variants (``Arms``), and each kind's own few.
 `layermem train PRESET --seeds 0-2` is a study too: of one arm.
 """
 
@@ -51,22 +45,18 @@ class Carrying(Launching):
     """
 
     seeds: int | None = number(None, between(1, 1000))
-    """Seeds, the same for every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
+    """Seeds of every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: tuple[Literal["tokens", "time", "parameters"], ...] = ()
-    """What is equal between the arms: tokens, time (an arm whose steps are faster gets more of
-    them, a slower one fewer), parameters (the mlp is as wide as that takes). None given: tokens;
-    of several boards all three, of retrofit tokens and time."""
+    """What is equal between the arms: tokens, time (faster steps: more of them), parameters (by the
+    width of the mlp). None given: tokens; on several boards all, of retrofit also time."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print which runs there are, which are recorded, and what the others would take; train
-    nothing."""
+    """Print how many runs there are, which are recorded, what the others take; train nothing."""
     track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers that get the metrics of every run (pip install layermem[track]); a board of the
-    study is a project there, and its runs have their names."""
+    """Trackers that get the metrics of every run (pip install layermem[track])."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same."""
     out: Path = Path("runs")
-    """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/studies/STUDY. Runs that it holds
-    are used, whatever their folders are called."""
+    """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/studies/STUDY."""
 
     def range_of_seeds(self, first: int = 0) -> range:
         """Return the seeds."""
@@ -78,19 +68,17 @@ class Arms(Carrying):
     """Arms of variants and what they try."""
 
     variants: str = "plain,lime"
-    """Variants, the first is what the others are compared with; options of one follow colons
+    """Variants, the others are compared with the first; options follow colons
     (lime:router=last:router_window=4). all: every variant, the plain decoder first."""
     rates: tuple[float, ...] = number((), above(0))
-    """Learning rates to try with every arm on a seed kept for that; each then takes its best by
-    validation loss. One alone is tried by none and taken by all. None given: all take the board's;
-    on several boards they try 1e-3, 3e-3, 1e-2 and 3e-2."""
+    """Learning rates that every arm tries on a seed kept for that; each takes its best by
+    validation loss. One alone is taken by all. None given: the board's; on several boards all try
+    1e-3, 3e-3, 1e-2 and 3e-2."""
     decays: tuple[float, ...] = number((), at_least(0))
-    """Weight decays to try with every rate of --rates; each arm takes the best of all pairs. None
-    given: all take the board's."""
+    """Weight decays to try with every rate; each arm takes the best pair. None: the board's."""
     trials: int | None = number(None, at_least(2))
-    """Settings that every arm tries, as many for each: learning rates between the lowest and the
-    highest of --rates, and with each another one for the parameters that an arm adds, if it adds
-    some. None: every rate of --rates, with the variants' own rates."""
+    """How many rates between the lowest and the highest of --rates every arm tries, each with
+    another for the parameters that it adds. None: the --rates, with the variants' own rates."""
     own_rates: tuple[float, float] = number((1e-3, 3e-2), above(0))
     """Lowest and highest learning rate of parameters that an arm adds, for --trials."""
 
@@ -112,11 +100,8 @@ class Arms(Carrying):
 
 @dataclass(frozen=True, kw_only=True)
 class OfPreset(StartingRun, Arms):
-    """Compare variants on a preset, or on the config of a run, seed by seed; ended runs are not run
-    again, begun ones are resumed.
-
-    Every other option is a field of the runs' config, as in `layermem train`.
-    """
+    """Compare variants on a preset, or on the config of a run, seed by seed; every other option is
+    a field of the runs' config, as in `layermem train`."""
 
     keeps_variant = False
     variant: tyro.conf.Suppress[str] = "lime"
@@ -131,13 +116,11 @@ class OfPreset(StartingRun, Arms):
 
 @dataclass(frozen=True, kw_only=True)
 class OfBoards(Arms):
-    """Rank variants on several boards at equal tokens, equal training time and equal parameters;
-    ended runs are not run again, begun ones are resumed."""
+    """Rank variants on several boards at equal tokens, training time and parameters."""
 
     boards: tyro.conf.Positional[str]
-    """Boards, separated by commas: presets as `layermem train` takes them; recall is tiny-mqar.
-    PRESET@LAYERSxWIDTH is a preset in another shape (tiny-lm@16x64,tiny-lm@64x32): those of one
-    preset have equally many parameters, and are ranked together too."""
+    """Presets, separated by commas; PRESET@LAYERSxWIDTH is one in another shape: shapes of one
+    (tiny-lm@16x64,tiny-lm@64x32) have equally many parameters, and are ranked together too."""
 
     def study(self) -> "Study":
         """Return the study."""
@@ -152,8 +135,7 @@ class OfBoards(Arms):
 @dataclass(frozen=True, kw_only=True)
 class OfRecipe(Arms):
     """Which layer memory? Its settings, its rivals and pairs of both, on source code, on a text of
-    yours and on arithmetic, in two widths and at two lengths, each arm with as many trials. Ended
-    runs are not run again, begun ones are resumed."""
+    yours and on arithmetic, in two widths and at two lengths, each arm with as many trials."""
 
     text: str | None = None
     """A text of yours, as in --data.source of `layermem train`; None: source code alone."""
@@ -163,8 +145,6 @@ class OfRecipe(Arms):
     """Widths of the models of 8 layers."""
     lengths: tuple[int, ...] = number((1600, 400), at_least(10))
     """Training steps of text."""
-    code: bool = True
-    """Whether the Python standard library's source code is one of the texts."""
     arithmetic: bool = True
     """Whether there is a board of arithmetic."""
 
@@ -172,30 +152,27 @@ class OfRecipe(Arms):
         """Return the study."""
         from layermem_bench.study.definition import ALL_CONDITIONS
 
-        texts: list[tuple[str, str, str | None]] = [("code", "stdlib", None)] if self.code else []
+        texts: list[tuple[str, str, str | None]] = [("code", "stdlib", None)]
         texts += [("text", self.text, self.held_out)] if self.text is not None else []
         boards = boards_of_recipe(
             self.variants, texts, self.widths, self.lengths, arithmetic=self.arithmetic
         )
-        study = self.study_of(boards, ALL_CONDITIONS)
-        return replace(study, name="recipe", title="Which layer memory")
+        asked = self.study_of(boards, ALL_CONDITIONS)
+        return replace(asked, name="recipe", title="Which layer memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfPaper(Carrying):
-    """Reproduce a table or figure of the paper; recorded runs are not run again. `layermem list
-    studies` shows where all of them stand."""
+    """Reproduce a table or figure of the paper; `layermem list studies` shows where they stand."""
 
     name: tyro.conf.Positional[str]
     """paper/ and its fixed name (paper/table7, paper/fig4, paper/prosqa)."""
     scale: Scale = "tiny"
     """Size of the runs: "tiny" for CPUs, "small" for one GPU, "paper" exactly as in the paper."""
     records: tuple[str, ...] = ()
-    """Records of evaluation tasks (tables 1 and 4 to 6), as for layermem eval; a task without any
-    is fetched from the hub."""
+    """Records of evaluation tasks (tables 1 and 4 to 6), as for layermem eval."""
     without: tuple[str, ...] = ()
-    """Evaluation tasks that are left out, as where there are no records of them (MultiRC, WiC);
-    averages, the paper's too, are those of the other tasks then."""
+    """Evaluation tasks that are left out, of the averages too (MultiRC, WiC)."""
 
     def study(self) -> "Study":
         """Return the study."""
@@ -213,10 +190,9 @@ class OfPaper(Carrying):
 
 @dataclass(frozen=True, kw_only=True)
 class OfRetrofit(HostOptions, Carrying):
-    """Does layer memory pay on a model? Go on training it in several ways on the same data:
-    plainly, with LoRA, with routers alone (one for keys and values, or one for each), with memory
-    and all weights; each at its best learning rate.
-    Ended runs are not run again, begun ones are resumed."""
+    """Does layer memory pay on a model? Go on training it in several ways on the same data, each at
+    its best learning rate: plainly, with LoRA, with routers alone (one for keys and values, or one
+    for each), with memory and all weights."""
 
     model: tyro.conf.Positional[str]
     """Folder or hub name of a model of transformers."""
@@ -240,7 +216,7 @@ class OfRetrofit(HostOptions, Carrying):
 
 @dataclass(frozen=True, kw_only=True)
 class OfPlugin(Carrying):
-    """Carry out a study of a plugin; ended runs are not run again, begun ones are resumed."""
+    """Carry out a study of a plugin."""
 
     name: tyro.conf.Positional[str]
     """Its name: `layermem list studies` shows them."""
@@ -312,14 +288,8 @@ def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
         return
     from layermem_bench.study.carrying_out import carry_out, result_folder
 
-    result, failure = carry_out(
-        asked,
-        options.out,
-        options.runs,
-        options.jobs or 1,
-        command,
-        launcher=cluster_launcher(options),
-    )
+    launcher, jobs = cluster_launcher(options), options.jobs or 1
+    result, failure = carry_out(asked, options.out, options.runs, jobs, command, launcher=launcher)
     show_result(result, result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)

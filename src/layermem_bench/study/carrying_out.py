@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem_base.files import write_atomically
-from layermem_bench.efficiency.measuring import describe_machine
 from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import recorded_run
-from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
+from layermem_bench.results.study import MeasuredSteps, StudyResult
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
@@ -21,11 +20,9 @@ from layermem_bench.study.launchers.launcher import Launcher
 from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
-from layermem_bench.study.steps import MEMORY, STEPS, device, measured_memory, measured_steps
+from layermem_bench.study.steps import STEPS, measured_steps
 
 logger = logging.getLogger(__name__)
-Measured = tuple[MeasuredSteps | None, MeasuredMemory | None]
-"""What a step of each arm of a board takes; nothing where it was not asked for."""
 
 
 def result_folder(study: Study, out: Path) -> Path:
@@ -53,12 +50,15 @@ def carry_out(
     failures: list[str | None] = []
     for stage in planning.stages(study.boards):
         attempts: planning.Plan = {}
-        measured: dict[str, Measured] = {}
+        steps: dict[str, MeasuredSteps] = {}
         for board in stage:
             if board.prepare is not None:
                 board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
-            measured[board.name] = _measure(study, board, out, is_elsewhere=launcher is not None)
+            if "time" in study.conditions:
+                arms = {arm.name: arm.change(board.base) for arm in board.arms}
+                here = out / board.name
+                steps[board.name] = measured_steps(here / STEPS, board.base, arms, here / "time")
             attempts |= planning.trials(board)
         launch = launcher or LocalProcesses(jobs)
         if failure := train_planned(attempts, recorded, launch):
@@ -66,7 +66,7 @@ def carry_out(
             raise RuntimeError(failure)
         counting: planning.Plan = {}
         for board in stage:
-            done[board.name] = _plan(study, board, recorded, done, measured[board.name])
+            done[board.name] = _plan(study, board, recorded, done, steps.get(board.name))
             counting |= done[board.name].counting
         failures.append(train_planned(counting, recorded, launch))
     result = gather(study, done, recorded, replaced_result(folder / RESULT), folder)
@@ -88,31 +88,14 @@ def check_conditions(study: Study) -> None:
             planning.at_equal_parameters(arm.change(board.base), board.base)
 
 
-def _measure(study: Study, board: Board, out: Path, *, is_elsewhere: bool) -> Measured:
-    if "time" not in study.conditions:
-        return None, None
-    arms = {arm.name: arm.change(board.base) for arm in board.arms}
-    folder = out / board.name
-    if is_elsewhere and not (folder / STEPS).exists():
-        logger.warning(
-            "steps of %s are timed on this machine (%s), and their ratios set the lengths of runs "
-            "that are trained elsewhere: where those machines are of another kind (a GPU), begin "
-            "the study on one of them, or leave time out of --conditions",
-            *(board.name, describe_machine(device())),
-        )
-    steps = measured_steps(folder / STEPS, board.base, arms, folder / "time")
-    return steps, measured_memory(folder / MEMORY, board.base, arms)
-
-
 def _plan(
     study: Study,
     board: Board,
     recorded: RecordedRuns,
     done: Mapping[str, planning.Done],
-    measured: Measured,
+    steps: MeasuredSteps | None,
 ) -> planning.Done:
     """Return the runs that count of a board whose trials are recorded."""
-    steps, memory = measured
     tried = planning.read_trials(board, recorded)
     choices, lost = planning.choices_of(board, tried)
     before = done[board.starts_from.name] if board.starts_from else None
@@ -134,7 +117,6 @@ def _plan(
             for condition in study.conditions
         },
         steps=steps,
-        memory=memory,
     )
 
 

@@ -156,7 +156,6 @@ def _board_of_study(
         shape=done.board.shape,
         tried=done.tried,
         steps=done.steps,
-        memory=done.memory,
     )
 
 

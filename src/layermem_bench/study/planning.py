@@ -20,7 +20,7 @@ from layermem_bench.config.counting import count_parameters
 from layermem_bench.config.labels import Labels
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.model_sizes import model_sizes
-from layermem_bench.results.study import LOSS, MeasuredMemory, MeasuredSteps, TriedRates
+from layermem_bench.results.study import LOSS, MeasuredSteps, TriedRates
 from layermem_bench.study.definition import CHOOSING_SEED, Arm, Board
 from layermem_bench.study.records import (
     RecordedRuns,
@@ -84,7 +84,6 @@ class Done:
     by_condition: Mapping[str, Plan]
     """The runs of all arms, of which lost ones are not trained."""
     steps: MeasuredSteps | None
-    memory: MeasuredMemory | None
 
     @property
     def counting(self) -> Plan:

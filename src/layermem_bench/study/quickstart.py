@@ -40,7 +40,7 @@ _SAID = (
 _AHEAD = {
     "lime": "On this seed LIMe has learnt faster.",
     "plain": "On this seed the plain decoder has learnt faster.",
-    None: "Their intervals overlap, so that neither is seen ahead.",
+    "neither": "Their intervals overlap, so that neither is seen ahead.",
 }
 _READING = (
     "Each row is a layer, each column a layer whose keys and values it reads. A plain decoder "
@@ -84,24 +84,15 @@ def table(result: StudyResult) -> Table:
     )
 
 
-def ahead(plain: Solved, lime: Solved) -> str | None:
-    """Return the variant with more right answers; None: the intervals of both overlap."""
-    if lime.interval[0] > plain.interval[1]:
-        return "lime"
-    return "plain" if plain.interval[0] > lime.interval[1] else None
-
-
 def sentence(result: StudyResult) -> str:
     """Say in four sentences what the figures show, and what they do not."""
     runs = _runs(result)
-    (plain_run, plain), (_, lime) = runs["plain"], runs["lime"]
-    return _SAID.format(
-        steps=plain_run.steps,
-        plain=plain.accuracy,
-        lime=lime.accuracy,
-        chance=lime.chance,
-        ahead=_AHEAD[ahead(plain, lime)],
-    )
+    (run, plain), (_, lime) = runs["plain"], runs["lime"]
+    shares = {"plain": plain.accuracy, "lime": lime.accuracy, "chance": lime.chance}
+    ahead = "neither"
+    if lime.interval[0] > plain.interval[1] or plain.interval[0] > lime.interval[1]:
+        ahead = "lime" if lime.accuracy > plain.accuracy else "plain"
+    return _SAID.format(steps=run.steps, ahead=_AHEAD[ahead], **shares)
 
 
 def build(result: StudyResult) -> Page:

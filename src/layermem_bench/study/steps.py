@@ -1,14 +1,10 @@
-"""How long a training step of each arm of a board takes, and how much memory: kept in files.
-
-Measured times stay, as numbers of steps follow from them; memory of other sizes is measured again.
-"""
+"""How long a training step of each arm of a board takes, which stays in a file: numbers of steps at
+equal time follow from it."""
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,21 +20,18 @@ from layermem_bench.efficiency.measuring import (
     TrainingStep,
     describe_machine,
     make_training_step,
-    measure_peak_of,
-    release_memory,
     step_of,
     time_interleaved,
 )
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.results.files import read_result, to_json
-from layermem_bench.results.study import MeasuredMemory, MeasuredSteps
+from layermem_bench.results.study import MeasuredSteps
 from layermem_bench.tasks.registry import vocabulary_and_length
 from layermem_bench.train.host_models import load_host
 
-STEPS, MEMORY = "steps.json", "memory.json"
-"""Files of a board's folder."""
+STEPS = "steps.json"
+"""File of a board's folder."""
 _ROUNDS = 9
-logger = logging.getLogger(__name__)
 
 
 def make_step(run: Run, shape: Shape) -> TrainingStep:
@@ -126,31 +119,6 @@ def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, 
         return time_interleaved(steps, rounds, shape.device, warm_up=shape.warm_up)
     finally:
         torch.set_num_threads(threads)
-
-
-def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredMemory:
-    """Return the peak of a step of each arm: as in ``file``, else measured and written there."""
-    shape, digests = shape_of(base), {arm: base_of_step(run) for arm, run in arms.items()}
-    machine, digest = describe_machine(shape.device), base_of_step(base)
-    known = read_result(MeasuredMemory, file) if file.exists() else None
-    peaks: dict[str, int | None] = {}
-    if known and (known.machine, known.base) == (machine, digest):
-        peaks = {
-            arm: peak
-            for arm, peak in known.peaks.items()
-            if known.arms.get(arm) in (None, digests.get(arm))
-        }
-    # The models whose steps were timed.
-    release_memory(shape.device)
-    for arm in (missing := [arm for arm in arms if arm not in peaks]):
-        logger.info("measuring the memory of a step of %s, one of %d arms", arm, len(missing))
-        peaks[arm] = measure_peak_of(partial(make_step, arms[arm]), shape)
-    of_arms = {**(known.arms if known else {}), **digests}
-    kept = {arm: of_arms[arm] for arm in peaks if arm in of_arms}
-    memory = MeasuredMemory(machine=machine, base=digest, peaks=peaks, arms=kept)
-    if missing:
-        write_atomically(file, to_json(memory))
-    return memory
 
 
 def base_of_step(base: Run) -> str:
