@@ -212,7 +212,7 @@ except SystemExit as left:
     "command",
     [
         *("train", "train --host model", "study", "study tiny-lm", "study paper/fig1"),
-        *("study tiny-lm,aet-4", "study retrofit", "study encoders", "eval", "analyze"),
+        *("study tiny-lm,aet-4", "study retrofit", "eval", "analyze"),
         *("report", "list presets", "list studies", "costs", "models generate", "models convert"),
         "models fetch",
     ],

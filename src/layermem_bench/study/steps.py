@@ -1,5 +1,7 @@
-"""How long a training step of each arm of a board takes, which stays in a file: numbers of steps at
-equal time follow from it."""
+"""How long a training step of each arm of a board takes.
+
+The file of measured times stays, as numbers of steps at equal time follow from it.
+"""
 
 import hashlib
 import json
