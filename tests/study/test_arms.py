@@ -21,7 +21,6 @@ from layermem_bench.study.boards import (
     study_of_variants,
 )
 from layermem_bench.study.carrying_out import carry_out
-from layermem_bench.study.definition import Arm, Board
 from layermem_bench.study.planning import counting_runs, plain_parameters, trials
 from layermem_bench.study.recipe import RECIPE
 
@@ -115,15 +114,6 @@ def test_runs_are_named_and_labelled_after_what_they_are():
     ]
 
 
-def test_an_arm_with_a_long_list_has_a_folder_name_that_fits():
-    of_layers = [list(range(layer)) for layer in range(32)]
-    run = replace(RUN, model=replace(SIZES, num_hidden_layers=32))
-    lists = of_layers, [*of_layers[:-1], list(range(30))]
-    arms = ",".join(f"lime:router_sources={each}" for each in lists)
-    folders = [name.rpartition("/")[2] for name in planned(board_of(run, arms), (0, 12345))]
-    assert len(set(folders)) == 4 and max(map(len, folders)) < 200
-
-
 def test_no_run_stands_for_another():
     with pytest.raises(ValueError, match="plain-lr0.01-s1000"):
         trials(board_of(RUN, "plain", (0.01, 0.01000000001)))
@@ -177,14 +167,3 @@ def test_a_shape_has_the_first_ones_parameters():
     for name in ("tiny-lm@64", "tiny-lm@4x20", "aet-44"):
         with pytest.raises(ValueError, match=name.rpartition("x")[2]):
             open_boards([name], "plain")
-
-
-def test_a_board_makes_what_its_runs_need_first(tmp_path):
-    def prepare():
-        raise ValueError("there is no text")
-
-    made_up, arm = MadeUp(), Arm(name="plain", change=lambda run: run)
-    board = Board(name="b", base=RUN, arms=(arm,), prepare=prepare)
-    with pytest.raises(ValueError, match="there is no text"):
-        carry_out(study_of_variants([board], (0,), ("tokens",)), tmp_path, launcher=made_up)
-    assert not made_up.begun

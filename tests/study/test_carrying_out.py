@@ -9,14 +9,12 @@ from recorded import SIZES, record
 
 from layermem_bench.config.run import Compute, Data, Optim, Run
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.report import study as report
-from layermem_bench.report.study_tables import shapes_tables
 from layermem_bench.results.comparing import lines_of
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Claim, StudyResult
 from layermem_bench.study import boards as study_boards
-from layermem_bench.study.boards import board_of, open_boards, study_of_variants
+from layermem_bench.study.boards import board_of, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.definition import CHOOSING_SEED, Study
 from layermem_bench.study.records import RecordedRuns
@@ -75,22 +73,6 @@ def test_arms_meet_under_each_condition(tmp_path, made_up, study):
     assert len(made_up.begun) == count and table(same) == table(result)
 
 
-def test_shapes_of_one_preset_are_ranked_together(tmp_path, made_up, study, monkeypatch):
-    base = study().boards[0].base
-    monkeypatch.setattr(study_boards, "get_preset", lambda name: replace(base, preset=name))
-    boards = open_boards(["board@4x32", "board@8x16", "other"], "plain,lime")
-    asked = study_of_variants(boards, range(3), ("parameters",))
-    result, _ = carry_out(asked, tmp_path, launcher=made_up)
-    (_, together, _), (_, plain, _), (_, lime, _) = shapes_tables(result)
-    assert {x.arm for x in together[:2]} == {"lime, 4x32", "lime, 8x16"} and len(together) == 4
-    # Made-up losses are the same in every shape, of which the first is compared with.
-    differences = [(x.arm, x.difference and x.difference.mean) for x in plain]
-    assert differences == [("4x32", None), ("8x16", 0)]
-    assert all(len(line.by_seed) == 3 for line in (*together, *plain, *lime))
-    counts = [arm.parameters for at in (0, 1) for arm in arms(result, "parameters", at).values()]
-    assert max(counts) / min(counts) < 1.01
-
-
 def test_an_interrupted_study_goes_on(tmp_path, made_up, study):
     class Interrupted(MadeUp):
         def train(self, run, folder):
@@ -142,21 +124,6 @@ def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, made_up, study
     made_up.does = lambda run: "diverges"
     with pytest.raises(RuntimeError, match="board"):
         carry_out(study(), tmp_path / "all lost", launcher=made_up)
-
-
-def test_arms_are_added(tmp_path, made_up, study):
-    """What was timed stays as it was, and its runs with it."""
-    carry_out(study(variants="plain,lime"), tmp_path, launcher=made_up)
-    made_up.runs.clear()
-    result, _ = carry_out(study(), tmp_path, launcher=made_up)
-    assert made_up.timed == [["plain", "lime"], ["plain", "hyper_connections"]]
-    measured = result.boards[0].steps
-    assert measured.ratios == {"plain": 1, "lime": 1.25, "hyper_connections": 0.9}
-    assert {run.variant for run in made_up.runs} == {"hyper_connections"}
-    # A page shows the steps of its own arms.
-    fewer, _ = carry_out(study(variants="plain,lime"), tmp_path, launcher=made_up)
-    (section,) = (s for s in report.build(fewer).sections if s.title == "What a step takes")
-    assert [row[0] for row in section.tables[0].rows] == ["plain", "lime"]
 
 
 def test_more_seeds_are_another_look(tmp_path, made_up, study):

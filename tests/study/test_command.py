@@ -141,7 +141,6 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
         (["aet-44"], "'aet-44'"),
         (["tiny-lm,aet-44"], "'aet-44'"),
         (["recall,mqar"], "tiny-mqar, tiny-mqar"),
-        (["recipe", "--no-code", "--no-arithmetic"], "board"),
         (["recipe", "--decays", "0.1"], "--decays"),
         (["paper/table7", "--conditions", "time"], "--conditions"),
         (["paper/table77"], "table77"),

@@ -1,16 +1,14 @@
 """Many runs: what has ended is left alone, what fails is told, what others train is waited for."""
 
-import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -18,15 +16,13 @@ from launchers import InThisProcess, MadeUp
 from recorded import SIZES, record
 from small_run import a_run, curve, rewound
 
-from layermem_bench.config.run import Compute, Data, Run, Task, to_dict
-from layermem_bench.data import sources
+from layermem_bench.config.run import Compute, Run, to_dict
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study import launching
 from layermem_bench.study.launchers import local_processes
 from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import read_divergence, recorded_about
-from layermem_bench.tasks import prosqa
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run
 
@@ -192,112 +188,6 @@ def test_processes_share_slots_and_threads(tmp_path, monkeypatch):
     assert asked == [("0", "2"), ("1", "2"), ("2", "2"), ("1", "2")] and launcher.room() == 0
 
 
-def test_a_start_that_has_changed_is_refused_before_the_first_step(alone, tmp_path):
-    _, whole = alone
-    start, here = tmp_path / "start", InThisProcess()
-    shutil.copytree(whole.final, start)
-    model = {"pretrained": str(start)}
-    runs = {f"s{seed}": a_run(tmp_path, seed=seed, max_steps=2, model=model) for seed in (0, 1)}
-    train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
-    shutil.rmtree(start)
-    shutil.copytree(here_trained(tmp_path), start)
-    with pytest.raises(ValueError, match="s0 began with other weights of .*start .* now"):
-        train_missing(runs, tmp_path / "out", launcher=here)
-    # Where all has ended too: its numbers are of other weights than those that are named.
-    with pytest.raises(ValueError, match="s0 began with other weights of .*start .* now"):
-        train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
-    # Records that were unpacked on another machine.
-    shutil.rmtree(start)
-    train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
-    assert here.begun == ["s0"]
-
-
-@pytest.mark.parametrize("is_of_earlier_version", [False, True])
-def test_a_text_that_has_changed_is_refused_before_the_first_step(
-    is_of_earlier_version, tmp_path, caplog
-):
-    runs = {f"s{seed}": a_run(tmp_path, seed=seed, max_steps=1) for seed in (0, 1)}
-    source, here = tmp_path / "words.jsonl", InThisProcess()
-    words = source.read_text()
-    folder = train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)["s0"]
-    # The same text at the same place is no change.
-    train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
-    source.write_text(words.replace("w1", "v1"))
-    if is_of_earlier_version:
-        fields = yaml.safe_load(folder.config.read_text())
-        del fields["about"]["text"]
-        folder.config.write_text(yaml.safe_dump(fields))
-        # Their blocks are compared where the text that lies there now is prepared.
-        train(runs["s1"], tmp_path / "other")
-    for planned in (runs, {"s0": runs["s0"]}):
-        with pytest.raises(ValueError, match=r"s0 learnt another text \(.*words.jsonl holds now"):
-            train_missing(planned, tmp_path / "out", launcher=here)
-    # As are those of folders that were given.
-    with pytest.raises(ValueError, match="s0 learnt another text"):
-        elsewhere = {"s0": (runs["s0"], folder)}
-        train_missing({"s1": runs["s1"]}, tmp_path / "new", here, elsewhere)
-    source.unlink()
-    train_missing({"s0": runs["s0"]}, tmp_path / "out", launcher=here)
-    assert here.begun == ["s0"] and "words.jsonl does not exist" in caplog.text
-
-
-@pytest.mark.parametrize("texts", ["stdlib first", "stdlib last"])
-def test_another_standard_library_hides_no_text_that_has_changed(texts, tmp_path, monkeypatch):
-    """Where all runs have ended, each Python's own library is no error; other texts are."""
-    own, library = a_run(tmp_path, max_steps=1), a_run(tmp_path, max_steps=1)
-    library = replace(library, data=replace(library.data, source="stdlib"))
-    source, here = tmp_path / "words.jsonl", InThisProcess()
-    files = [tmp_path / f"library{i}.py" for i in range(20)]
-    monkeypatch.setattr(sources, "standard_library", lambda: files)
-
-    def write(word):
-        for number, path in enumerate(files):
-            path.write_text(f"words of {word} {number} " * 100)
-
-    write("a library")
-    runs = {"own": own, "library": library}
-    if texts == "stdlib first":
-        runs = dict(reversed(runs.items()))
-    train_missing(runs, tmp_path / "out", launcher=here)
-    write("another library")
-    train_missing(runs, tmp_path / "out", launcher=here)
-    source.write_text(source.read_text().replace("w1", "v1"))
-    with pytest.raises(ValueError, match="own learnt another text"):
-        train_missing(runs, tmp_path / "out", launcher=here)
-
-
-def test_records_that_have_changed_are_refused(tmp_path):
-    """Of files of a task's problems, and of labels."""
-    files = {name: tmp_path / f"{name}.json" for name in ("train", "validation", "test")}
-
-    def write(seed):
-        for name, path in files.items():
-            drawn = prosqa.generate(20, seed, split=name, steps=3, nodes=12, statements=15)
-            path.write_text(json.dumps([asdict(each) for each in drawn]))
-
-    write(0)
-    task = Task(
-        name="prosqa",
-        examples=20,
-        validation=10,
-        test=5,
-        options=tuple(f"{name}={path}" for name, path in files.items()),
-    )
-    run = replace(a_run(tmp_path, max_steps=1), data=Data(), task=task)
-    here = InThisProcess()
-    train_missing({"s0": run}, tmp_path / "out", launcher=here)
-    train_missing({"s0": run}, tmp_path / "out", launcher=here)
-    write(7)
-    with pytest.raises(
-        ValueError, match=r"s0 learnt other records \(\w+\) than its files hold now"
-    ):
-        train_missing({"s0": run}, tmp_path / "out", launcher=here)
-    files["train"].unlink()
-    # Records that were unpacked on another machine.
-    train_missing({"s0": run}, tmp_path / "out", launcher=here)
-    assert here.begun == ["s0"]
-
-
 def here_trained(folder):
     return train(a_run(folder, seed=9, max_steps=1), folder / "other").final
 
@@ -350,11 +240,6 @@ def test_how_a_run_ended_is_told_by_its_exit_code(code, how, tmp_path):
     assert not RunFolder(tmp_path / "one").diverged.exists()
 
 
-def test_what_cannot_be_read_is_a_failure(tmp_path):
-    with pytest.raises(RuntimeError, match="one left what cannot be read .*step 10 .* step 40"):
-        train_missing({"one": RUN}, tmp_path, launcher=MadeUp(does=lambda run: "mixed"))
-
-
 def test_a_folder_that_holds_another_run_is_not_taken_for_this_one(tmp_path):
     made_up = MadeUp()
     record(tmp_path / "one", run=RUN)
@@ -388,10 +273,10 @@ def test_a_divergence_is_told_and_is_of_its_own_config(tmp_path):
 def test_what_has_lost_its_records_is_said_before_anything_is_run(tmp_path):
     made_up = MadeUp()
     whole, part = record(tmp_path / "whole", run=RUN), record(tmp_path / "part", run=RUN)
-    for lost, last in ((part, "there is none at all"), (whole, "the last is of step 30")):
+    for lost in (part, whole):
         kept = (lost / "metrics.jsonl").read_text().splitlines(keepends=True)
         (lost / "metrics.jsonl").write_text("".join(kept[:-2] if lost == whole else []))
-        with pytest.raises(ValueError, match=rf"has ended, but metrics.jsonl lacks .* 40: {last}"):
+        with pytest.raises(ValueError, match="metrics.jsonl lacks .* 40"):
             train_missing({lost.name: RUN, "new": RUN}, tmp_path, launcher=made_up)
     (whole / "config.yaml").unlink()
     for read in (
@@ -403,19 +288,12 @@ def test_what_has_lost_its_records_is_said_before_anything_is_run(tmp_path):
     assert not made_up.begun
 
 
-@pytest.mark.parametrize(
-    ("row", "named"),
-    [
-        ('{"val_loss": 1.0}', "None and 1.0"),
-        ('{"step": 40, "val_loss": null}', "40 and None"),
-        ("12", "no object"),
-    ],
-)
-def test_a_damaged_row_is_named_with_its_folder(row, named, tmp_path):
+@pytest.mark.parametrize("row", ['{"val_loss": 1.0}', '{"step": 40, "val_loss": null}', "12"])
+def test_a_damaged_row_is_named_with_its_folder(row, tmp_path):
     path, made_up = record(tmp_path / "one", run=RUN), MadeUp()
     with (path / "metrics.jsonl").open("a") as file:
         file.write(f"{row}\n")
-    with pytest.raises(ValueError, match=rf"metrics.jsonl.*{named}.*; delete {path} to run it"):
+    with pytest.raises(ValueError, match=rf"metrics.jsonl .*; delete {path} to run it"):
         train_missing({"one": RUN}, tmp_path, launcher=made_up)
     assert not made_up.begun
 

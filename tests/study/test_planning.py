@@ -110,15 +110,6 @@ def test_the_best_of_all_pairs_is_taken():
     assert choices_of(board, [lost]) == ({}, frozenset({"plain"}))
 
 
-def test_a_single_rate_is_taken_without_a_run_that_chooses_it(tmp_path):
-    made_up = MadeUp()
-    result, _ = carry_out(study("plain,lime", (0.02,)), tmp_path, launcher=made_up)
-    assert made_up.begun == [
-        f"made-up/{arm}-lr0.02-wd0.1-s{seed}" for seed in (0, 1) for arm in ("plain", "lime")
-    ]
-    assert result.boards[0].tried == () and made_up.runs[0].optim.lr == 0.02
-
-
 def test_a_run_that_failed_decides_no_choice_and_is_tried_again(tmp_path):
     bad = "made-up/rates/plain-lr0.01-wd0.1-s1000"
     made_up = MadeUp(loss, lambda run: "ends")

@@ -53,6 +53,10 @@ def test_steps_are_timed_in_turn_and_once(tmp_path):
     assert timed.ratios["lime"] > 0.5 and timed.rounds == 9
     assert measured_steps(file, small, of, tmp_path / "time") == timed
     recorded = json.loads(file.read_text())
+    # An arm that joins is timed against the first; what was timed stays as it was.
+    more = measured_steps(file, small, of | arms("mudd", base=small), tmp_path / "time")
+    assert more.ratios == {**timed.ratios, "mudd": more.ratios["mudd"]}
+    assert more.seconds["mudd"] == more.ratios["mudd"] * timed.seconds["plain"]
     joined, swapped = of | arms("mudd", base=small), dict(reversed(of.items()))
     for changes, asked, named in (
         ({"base": "0" * 12}, of, "model, data or sizes"),

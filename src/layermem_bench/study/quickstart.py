@@ -113,17 +113,15 @@ def _runs(result: StudyResult) -> dict[str, tuple[RunRecord, Solved]]:
 
 
 def _solving(result: StudyResult) -> Section:
-    of_arms = {NAMES[arm]: solved for arm, (_, solved) in _runs(result).items()}
-    shares = {
-        name: (each.interval[0], each.accuracy, each.interval[1]) for name, each in of_arms.items()
-    }
-    lime = of_arms[NAMES["lime"]]
+    shares = {}
+    for arm, (_, solved) in _runs(result).items():
+        shares[NAMES[arm]] = solved.interval[0], solved.accuracy, solved.interval[1]
     bars = Figure(
-        svg=figures.bars(shares, up="right answers", chance=lime.chance),
+        svg=figures.bars(shares, up="right answers", chance=solved.chance),
         caption="Right final answers with 95% intervals over expressions, not over seeds. Dotted: "
         "always giving the commonest answer.",
     )
-    title = f"{lime.count:,} expressions that neither has seen"
+    title = f"{solved.count:,} expressions that neither has seen"
     return Section(title=title, tables=[table(result)], figures=[bars])
 
 
@@ -145,20 +143,14 @@ def attempt_sections(result: StudyResult) -> list[Section]:
         lines = RunFolder(run.folder).attempts.read_text(encoding="utf-8").splitlines()
         attempts[variant] = {row["prompt"]: row for row in map(json.loads, lines)}
     sections = []
-    for kind, solved in (("solved", True), ("failed", False)):
-        chosen = [row for row in attempts["lime"].values() if row["steps"] is solved][:_SHOWN]
-        shown = [
-            Attempt(
-                problem=row["prompt"],
-                expected=row["solution"],
-                written=[
-                    (NAMES[variant], *_written(of_variant[row["prompt"]]))
-                    for variant, of_variant in attempts.items()
-                ],
-            )
-            for row in chosen
-        ]
-        said = [] if chosen else ["There are none."]
+    for kind in ("solved", "failed"):
+        of_kind = [row for row in attempts["lime"].values() if row["steps"] is (kind == "solved")]
+        shown = []
+        for row in of_kind[:_SHOWN]:
+            of_models = {NAMES[v]: of[row["prompt"]] for v, of in attempts.items()}
+            written = [(name, *_written(each)) for name, each in of_models.items()]
+            shown.append(Attempt(problem=row["prompt"], expected=row["solution"], written=written))
+        said = [] if shown else ["There are none."]
         title = f"The first three that LIMe {kind}"
         sections.append(Section(title=title, paragraphs=said, attempts=shown))
     return sections

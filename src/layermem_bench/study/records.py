@@ -113,15 +113,26 @@ def read_divergence(folder: RunFolder, run_id: str) -> str | None:
     """
     if recorded := folder.divergence(run_id):
         return f"step {recorded['step']:,}: {recorded['message']}"
-    last = folder.last_row()
-    if "val_loss" in last and not math.isfinite(last["val_loss"]):
-        return f"step {last['step']:,}: the validation loss is {last['val_loss']}"
+    rows = _validations(folder)
+    if rows and not math.isfinite(rows[-1]["val_loss"]):
+        return f"step {rows[-1]['step']:,}: the validation loss is {rows[-1]['val_loss']}"
     return None
+
+
+def _validations(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the rows that validations wrote, with a number each."""
+    rows = [row for row in folder.rows() if not isinstance(row, dict) or "val_loss" in row]
+    for row in rows:
+        if not isinstance(row, dict) or None in (row.get("step"), row["val_loss"]):
+            raise ValueError(
+                f"{folder.metrics} has a damaged row, {row}; delete {folder.path} to run it again"
+            )
+    return rows
 
 
 def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
     """Return what an ended run is judged by: the validation of its last step, what it solves."""
-    validated = [row for row in folder.rows() if "val_loss" in row]
+    validated = _validations(folder)
     if not validated or validated[-1]["step"] != run.max_steps:
         raise ValueError(
             f"{folder.path} has ended, but {folder.metrics.name} lacks the validation of its last "
