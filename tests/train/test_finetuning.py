@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
-from layermem_bench.study.unchanged import check_unchanged
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
@@ -180,12 +179,8 @@ def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_pat
     second = push()
     assert recorded_about(begun("second"))["weights"] == second
     # Seeds that start from two commits are not compared.
-    with pytest.raises(ValueError, match="from different weights of org/base"):
+    with pytest.raises(ValueError, match="weights of org/base"):
         check_comparable([run, RunFolder(tmp_path / "second")])
-    ended = {"s0": (recorded_run(run), run)}
-    check_unchanged(ended, is_complete=True)
-    with pytest.raises(ValueError, match="began with other weights of org/base"):
-        check_unchanged(ended, is_complete=False)
     # Nor does a run go on from another commit than it began with.
     run.final.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=f"org/base does not hold the weights .*{first}"):

@@ -93,7 +93,7 @@ class Board:
 
 def metric_of(run: Run) -> str:
     """Return what a run and those that are compared with it are ranked by."""
-    return RIGHT_ANSWERS if run.task.name or run.records.source is not None else LOSS
+    return RIGHT_ANSWERS if run.task.name else LOSS
 
 
 @dataclass(frozen=True, kw_only=True)

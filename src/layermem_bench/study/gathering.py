@@ -160,12 +160,12 @@ def _board_of_study(
 
 
 def _trained_by_hosts(runs: Iterable[Run]) -> dict[str, int]:
-    """Return how many parameters each arm trains of a model of transformers, on text or a task."""
+    """Return how many parameters each arm trains of a model of transformers."""
     arms = {run.labels.arm: run for run in runs}
     return {
         arm: sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
         for arm, run in arms.items()
-        if run.host.model is not None and run.records.source is None
+        if run.host.model is not None
     }
 
 

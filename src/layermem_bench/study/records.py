@@ -102,8 +102,7 @@ def recorded_about(folder: RunFolder) -> dict[str, Any]:
 
 def trained_on(run: Run) -> dict[str, Any]:
     """Return the fields of the part of a run's config that names what it was trained on."""
-    part = "records" if run.records.source is not None else "task" if run.task.name else "data"
-    return dict(to_dict(run)[part])
+    return dict(to_dict(run)["task" if run.task.name else "data"])
 
 
 def read_divergence(folder: RunFolder, run_id: str) -> str | None:
@@ -141,8 +140,7 @@ def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
     metrics = {LOSS: float(validated[-1]["val_loss"])}
     if solved := _read_solved(folder):
         metrics[RIGHT_ANSWERS] = solved.accuracy
-        if run.records.source is None:
-            metrics[EVERY_STEP_RIGHT] = solved.steps
+        metrics[EVERY_STEP_RIGHT] = solved.steps
         for name, levels in solved.by.items():
             for level, shares in levels.items() if len(levels) > 1 else ():
                 metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy
