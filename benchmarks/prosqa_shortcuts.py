@@ -4,15 +4,20 @@
 
 Every record is one example: the features of one option minus those of the other, in an order drawn
 at random, and whether the first of the two is right. Classifiers are scored on records that
-they were not fitted to (cross-validation): logistic regression over the shortcuts that
-``layermem list tasks prosqa`` lists, and logistic regression and gradient-boosted trees over the 23
-features. No feature combines the direction of the statements with the person who is asked about,
-since following the statements from that person is what the question asks for. The last column is
-elimination: trees over how many other people lead to each option.
+they were not fitted to (cross-validation): logistic regression over shortcuts, and logistic
+regression and gradient-boosted trees over the 23 features. No feature combines the direction of the
+statements with the person who is asked about, since following the statements from that person is
+what the question asks for. The last column is elimination: trees over how many other people lead to
+each option.
+
+Then follow the shares of right answers of each shortcut alone. It chooses an option without
+following statements from the person, and has half a point where it sees no difference.
 """
 
 import argparse
 import random
+import re
+from collections import Counter
 from pathlib import Path
 
 import networkx
@@ -25,14 +30,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from layermem_bench.tasks import prosqa
-from layermem_bench.tasks.prosqa_records import SHORTCUTS
 
 TINY = {"steps": 3, "nodes": 12, "statements": 15}
 DRAWN = {
-    "bridged, tiny": {"graphs": "bridged", **TINY},
-    "bridged, full": {"graphs": "bridged"},
-    "crossed, tiny": {"graphs": "crossed", **TINY},
-    "crossed, full": {"graphs": "crossed"},
+    "crossed, tiny": TINY,
+    "crossed, full": {},
 }
 # In the order in which the functions below compute them.
 FEATURES = {
@@ -60,6 +62,113 @@ FEATURES = {
         "words between it and the person",
         "named first in the question",
     ],
+}
+
+
+UNREACHABLE = 10**6
+
+
+def distances(edges, start):
+    """Return the number of steps to every node that can be reached along the edges."""
+    graph = networkx.DiGraph(edges)
+    return networkx.single_source_shortest_path_length(graph, start)
+
+
+def undirected(edges):
+    return [*edges, *((b, a) for a, b in edges)]
+
+
+def nearer_option(record):
+    steps = distances(undirected(record.edges), record.root)
+    return prefer_less(record, lambda option: steps.get(option, UNREACHABLE))
+
+
+def within_three_steps(record):
+    steps = distances(undirected(record.edges), record.root)
+    return prefer_less(record, lambda option: steps.get(option, UNREACHABLE) > 3)
+
+
+def likelier_end(record):
+    """PageRank with restart at the person, with probability 0.15 at each of 60 steps."""
+    edges = undirected(record.edges)
+    degree = Counter(a for a, _ in edges)
+    start = [float(i == record.root) for i in range(len(record.idx_to_symbol))]
+    rank = start
+    for _ in range(60):
+        following = [0.15 * share for share in start]
+        for a, b in edges:
+            following[b] += 0.85 * rank[a] / degree[a]
+        rank = following
+    return credit(round(rank[record.target] - rank[record.neg_target], 9))
+
+
+def more_walks(record):
+    """Walks of 1 to 6 steps are counted."""
+    edges = undirected(record.edges)
+    walks = [int(i == record.root) for i in range(len(record.idx_to_symbol))]
+    lead = 0
+    for _ in range(6):
+        following = [0] * len(walks)
+        for a, b in edges:
+            following[b] += walks[a]
+        walks = following
+        lead += walks[record.target] - walks[record.neg_target]
+    return credit(lead)
+
+
+def last_mentioned(record):
+    words = re.findall(r"\w+", record.question.rpartition(". ")[0])
+    place = {word: i for i, word in enumerate(words)}
+    return prefer_less(record, lambda i: -place.get(record.idx_to_symbol[i], -1))
+
+
+def named_first(record):
+    question = record.question.rpartition(". ")[2]
+    return prefer_less(record, lambda i: question.find(f" {record.idx_to_symbol[i]}"))
+
+
+def fewer_statements(record):
+    """Statements that end in an option are counted."""
+    count = Counter(b for _, b in record.edges)
+    return prefer_less(record, lambda option: count[option])
+
+
+def farther_from_all(record):
+    return choose_farther(record, people(record))
+
+
+def people(record):
+    return [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
+
+
+def choose_farther(record, people):
+    """Choose the option that is farther, along the directions, from the person nearest to it."""
+    steps_from = [distances(record.edges, person) for person in people]
+
+    def nearest(option):
+        return min((steps.get(option, UNREACHABLE) for steps in steps_from), default=UNREACHABLE)
+
+    return prefer_less(record, lambda option: -nearest(option))
+
+
+def prefer_less(record, number):
+    """Return the credit of choosing the option with the smaller number."""
+    return credit(number(record.neg_target) - number(record.target))
+
+
+def credit(lead):
+    return 0.5 if lead == 0 else float(lead > 0)
+
+
+SHORTCUTS = {
+    "the nearer option, directions ignored": nearer_option,
+    "the option within 3 steps, directions ignored": within_three_steps,
+    "the likelier end of a walk, directions ignored": likelier_end,
+    "the option of more walks, directions ignored": more_walks,
+    "the option farther from everybody": farther_from_all,
+    "the option mentioned last": last_mentioned,
+    "the option with fewer statements": fewer_statements,
+    "the option named first": named_first,
 }
 
 
@@ -207,6 +316,9 @@ def main():
             for model, columns in models.values()
         ]
         print(f"{name} ({len(records):,})".ljust(22) + "".join(c.rjust(30) for c in cells))
+    for name, records in sets.items():
+        for shortcut, chooses in SHORTCUTS.items():
+            print(f"{name}: {shortcut}: {np.mean([*map(chooses, records)]):.1%}")
 
 
 if __name__ == "__main__":

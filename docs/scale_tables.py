@@ -5,12 +5,13 @@ from pathlib import Path
 
 from layermem_bench.config.devices import get_device
 from layermem_bench.efficiency.costs import cost
-from layermem_bench.efficiency.plans import Cluster, Plan
-from layermem_bench.report.numbers import format_duration, in_bytes, with_unit
-from layermem_bench.study.plans import plan_arms
+from layermem_bench.efficiency.plan import Plan
+from layermem_bench.report.numbers import format_duration, in_bytes
+from layermem_bench.study.costs import plan_arms
 
 PAGE = Path(__file__).parent / "scale.md"
-CLUSTER = Cluster(device=get_device("h100"), gpus=64)
+DEVICE, GPUS, UTILISATION = get_device("h100"), 64, 0.4
+ARMS = "plain,lime,value_residual,recipe+mudd"
 # Tables 8 and 9 of the paper: billions of parameters, TFLOPs of a forward, GB of a step in graphs.
 PAPER = {
     ("paper-1b-gqa", "plain"): (1.07607, 2.7615, 16.035),
@@ -51,27 +52,25 @@ def paper_table() -> str:
 
 def plans_table() -> str:
     """Return what runs of the paper's presets would take on 64 H100s."""
-    rows = [["on 64 H100s", "memory of a GPU", "of it slots", "step", "tokens a second", "time"]]
-    rows[0] += ["GPU-hours"]
+    rows = [["on 64 H100s", "memory of a GPU", "of it slots", "step", "time", "GPU-hours"]]
     for preset in PRESETS:
         for arm, plan in _plans(preset).items():
+            step = max(plan.arithmetic, plan.network)
             rows.append(
                 [
                     f"{preset}, {arm}",
-                    in_bytes(plan.peak),
+                    in_bytes(sum(plan.memory.values())),
                     in_bytes(plan.memory["slots"]),
-                    f"{plan.step_seconds:.3f} s, {plan.bound}",
-                    with_unit(plan.tokens_per_second, 3),
-                    format_duration(plan.total_seconds),
-                    f"{plan.gpu_hours:,.0f}",
+                    f"{step:.3f} s",
+                    format_duration(plan.seconds),
+                    f"{GPUS * plan.seconds / 3600:,.0f}",
                 ]
             )
     return _markdown(rows)
 
 
 def _plans(preset: str) -> dict[str, Plan]:
-    planned = plan_arms(preset, "plain,lime", CLUSTER, {})
-    return {arm: each.plan for arm, each in planned.items()}
+    return plan_arms(preset, ARMS, DEVICE, GPUS, UTILISATION, {})
 
 
 def _paper_flops(preset: str, arm: str) -> float:

@@ -32,7 +32,6 @@ _FORKS.set_forkserver_preload(
         "transformers.models.auto.modeling_auto",
         "layermem_bench.cli.train",
         "layermem_bench.train.run",
-        "layermem_bench.train.trainer",
         "layermem_bench.evals.solving",
         "layermem.convert",
         "layermem.retrofit",

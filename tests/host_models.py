@@ -59,12 +59,12 @@ ENCODERS = {
 }
 HOSTS = {**DECODERS, **ENCODERS}
 
-# Ways of finetuning one, as options of `layermem train --host`.
+# Ways of finetuning one, as options of `layermem train --host.model`.
 ARMS = {
-    "plain": ["--train", "all", "--memory", "none"],
-    "lora": ["--train", "lora"],
+    "plain": ["--host.train", "all", "--host.memory", "none"],
+    "lora": ["--host.train", "lora", "--host.memory", "none"],
     "routers": [],
-    "everything": ["--train", "all", "--memory", "last", "--window", "2"],
+    "everything": ["--host.train", "all", "--host.memory", "last", "--host.window", "2"],
 }
 
 

@@ -1,4 +1,4 @@
-"""Launchers of tests: runs are trained in this process, or recorded with made-up numbers.
+"""Executors of tests: runs are trained in this process, or recorded with made-up numbers.
 
 A process of its own costs seconds of imports; few tests need one.
 """
@@ -8,24 +8,27 @@ import traceback
 from recorded import record
 
 from layermem_bench.evals.solving import evaluate
-from layermem_bench.study import carrying_out
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.study import executors
 from layermem_bench.study.records import ERRORS
 from layermem_bench.train.run import train
+from layermem_bench.train.run_config import load_run
 
 
 class InThisProcess:
-    """Trains one run after the other, here; ``begun`` are the names of those launched."""
+    """Trains one run after the other, here; ``begun`` are the names of those started."""
 
     def __init__(self):
-        self.begun, self.codes = [], {}
+        self.begun, self.codes, self.asked = [], {}, executors.Launching()
 
     def room(self):
         return int(not self.codes)
 
-    def launch(self, runs):
-        for name, (run, folder) in runs.items():
+    def start(self, commands):
+        for name, command in commands.items():
             self.begun.append(name)
-            self.codes[name] = self.train(run, folder)
+            run = load_run(command.folder / "asked.yaml")
+            self.codes[name] = self.train(run, RunFolder(command.folder))
 
     def train(self, run, folder):
         """Train a run as its own process would; return the exit code."""
@@ -40,9 +43,6 @@ class InThisProcess:
     def ended(self):
         codes, self.codes = self.codes, {}
         return codes
-
-    def withdraw(self):
-        pass
 
     def stop(self):
         pass
@@ -82,7 +82,7 @@ class MadeUp(InThisProcess):
         return 1
 
 
-def use(launcher, monkeypatch):
-    """Have commands launch runs by ``launcher``; return it."""
-    monkeypatch.setattr(carrying_out, "LocalProcesses", lambda jobs: launcher)
-    return launcher
+def use(executor, monkeypatch):
+    """Have commands train runs by ``executor``; return it."""
+    monkeypatch.setattr(executors, "LocalProcesses", lambda asked: executor)
+    return executor

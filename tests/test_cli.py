@@ -3,17 +3,14 @@
 import io
 import json
 import logging
-import re
 import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from itertools import pairwise
 
 import pytest
 import yaml
 from rich.console import Console
-from safetensors import SafetensorError
 from small_run import Interrupted, a_run
 from tiny import TINY
 
@@ -117,49 +114,24 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
             cli.main(["eval", run, "--tasks", "prosqa", "--task-options", *fine])
 
 
-def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
-    def solve(run, *options):
-        cli.main(["eval", run, "--tasks", "arithmetic", "--task-options", *options])
-
-    run = ended("arithmetic", "operands=3", "held_out=expression")
-    with pytest.raises(SystemExit, match=r"trained on problems of parentheses=needed; .*all some"):
-        solve(run, "parentheses=all")
-    strict = ended("arithmetic", "operands=3", "held_out=strict")
-    with pytest.raises(SystemExit, match=r"trained on problems of held_out=strict"):
-        solve(strict, "held_out=expression", "parentheses=all")
-    with pytest.raises(Interrupted):
-        solve(strict, "parentheses=all")
-
-
-def test_a_reader_that_leaves_is_no_error():
-    command = f"{sys.executable} -m layermem analyze --help | true; exit ${{PIPESTATUS[0]}}"
-    left = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert "Broken pipe" not in left.stderr and left.returncode in (0, 141)
-
-
-def test_help(capsys):
-    for command in (*cli.COMMANDS, "study retrofit", "list tasks", "models generate"):
-        with pytest.raises(SystemExit) as left:
-            cli.main([*command.split(), "--help"])
-        assert left.value.code == 0
-        assert f"layermem {command}" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--host", "model", "--help"])
-    assert "--max-length" in capsys.readouterr().out
+def test_a_model_of_another_split_of_problems_solves_none(ended, solved):
+    earlier = ended("arithmetic", "operands=3", "held_out=expression")
+    with pytest.raises(SystemExit, match="held_out=expression"):
+        cli.main(["eval", earlier, "--tasks", "arithmetic", "--task-options", "held_out=strict"])
 
 
 HELPS = [
     *cli.COMMANDS,
-    "train --host model",
+    "train --host.model model",
     *("study retrofit", "study recipe", "study tiny-lm", "study tiny-lm,mqar"),
     *("study paper/table1", "list presets", "list variants", "list tasks", "list evals"),
-    *("list studies", "models fetch", "models convert", "models generate", "models card"),
+    *("list studies", "models fetch", "models convert"),
 ]
 
 
 @pytest.mark.parametrize("command", HELPS)
-@pytest.mark.parametrize("width", [80, 100])
-def test_help_fills_the_lines_of_a_terminal(command, width, capsys, monkeypatch):
+def test_help_fills_the_lines_of_a_terminal(command, capsys, monkeypatch):
+    width = 80
     monkeypatch.setenv("COLUMNS", str(width))
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])
@@ -167,13 +139,6 @@ def test_help_fills_the_lines_of_a_terminal(command, width, capsys, monkeypatch)
     # The line of the usage is tyro's, which does not wrap it.
     _, *lines = options.splitlines()
     assert what and all(len(line) <= width for line in (*what.splitlines(), *lines))
-    # Without the box, whose sides are blank where they cannot be printed.
-    text = [line[2:-2].rstrip() for line in lines]
-    room = max(map(len, lines)) - 4
-    for line, following in pairwise(text):
-        # Both are of a help text: the first begins it beside its option, or both are indented.
-        has_help = re.match(r"\s{4}|\S.*?\s{2}", line) and re.match(r"\s{4}", following)
-        assert not has_help or len(line) + 1 + len(re.split(r"[\s,]", following.strip())[0]) > room
 
 
 def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
@@ -181,7 +146,7 @@ def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
     asked = ["--config", str(config), "--max-steps", "4", "--save-every", "2", "--seed", "5"]
     cli.main(["train", *asked, "--out", str(out)])
     shutil.rmtree(out / "final")
-    with pytest.raises(SystemExit, match=r"Go on with that run \(--resume\)"):
+    with pytest.raises(SystemExit, match="--resume"):
         cli.main(["train", str(out)])
     cli.main(["train", str(out), "--resume"])
     assert (out / "final" / "model.safetensors").exists()
@@ -196,22 +161,7 @@ def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
     out = tmp_path / "out"
     cli.main(["train", "--config", str(config), "--out", str(out), "--dry-run"])
     shown = capsys.readouterr().out
-    assert "timed" in shown and "left out" not in shown and not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data.source", "gone.jsonl"], "gone.jsonl does not exist"),
-        (["--data.validation", "./gone"], "./gone does not exist"),
-        (["--optim.batch-size", "6"], r"batch_size \(6\) must be a multiple of .*micro_batch"),
-    ],
-)
-def test_a_dry_run_refuses_what_the_run_would(options, message, config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    asked = ["train", "--config", str(config)]
-    with pytest.raises(SystemExit, match=message):
-        cli.main([*asked, *options, "--dry-run"])
+    assert "still to come" in shown and not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -223,47 +173,6 @@ def test_one_extra_is_asked_for(action, extra, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         __main__.main()
     assert extra in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ["train", "tiny-aet-4", "--data.source", "b.jsonl"],
-            "data.source=b.jsonl is for runs on text, and this run is on a task, arithmetic",
-        ),
-        (
-            ["train", "tiny-lm", "--data.validation", "v", "--data.validation-share", "0.5"],
-            "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
-        ),
-        (
-            ["study", "tiny-lm", "--model.pretrained", "p", "--model.hidden-size", "48"],
-            "p has its own sizes: leave model.hidden_size=48 out",
-        ),
-    ],
-)
-def test_options_without_effect_are_refused(argv, message):
-    with pytest.raises(ValueError, match=message):
-        resolve_run(cli.parse(argv))
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ["prepare", "t", "--data.validation", "v", "--data.validation-share", "0.5"],
-            "data.validation_share=0.5 is for runs that hold out a share .* data.validation=v is",
-        ),
-        (
-            ["prepare", "t", "--partition", "cpu"],
-            "--partition=cpu is for --executor slurm, got loc",
-        ),
-        (["prepare", "t", "--memory", "8"], "--memory=8 is for --executor slurm or ray, got local"),
-    ],
-)
-def test_options_without_effect_on_a_preparation_are_refused(argv, message):
-    with pytest.raises(SystemExit, match=message):
-        cli.main(argv)
 
 
 def test_what_a_preset_holds_beside_what_counts_is_no_option(tmp_path):
@@ -297,18 +206,6 @@ def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):
             cli.main([*asked, *wrong])
 
 
-def test_options_without_what_they_are_for_are_refused():
-    for options, kind in (
-        (["ppl=texts", "--shots", "1"], "--shots 1 is for evaluation tasks"),
-        (["arithmetic", "--context", "8"], "--context 8 is for ppl=FILE"),
-        (["blimp=pairs", "--seed", "3"], "--seed 3 is for tasks that models were trained on"),
-    ):
-        with pytest.raises(SystemExit, match=kind):
-            cli.main(["eval", "model", "--tasks", *options])
-    with pytest.raises(SystemExit, match="name checkpoints and tasks"):
-        cli.main(["eval", "model"])
-
-
 def test_a_preset_by_name(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
@@ -323,66 +220,15 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["fly"], "unknown command 'fly'; there are quickstart, train"),
-        (["studys"], "unknown command 'studys'; did you mean study?"),
-        (["train", "--seed", "1", "tiny-lm"], "name a preset first (layermem train PRESET"),
-        (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
-        (["train", "--config", "x.yaml", "--config=y.yaml"], "give one --config, got y.yaml and x"),
-        (["list", "tasks", "--count", "5"], "name the task that the options are of"),
-        (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),
-        (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
-        (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; did you mean lime"),
-        (["train", "tiny-lm", "--seed", "3", "--seeds=0-2"], "--seeds takes the place of --seed"),
-        (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["train", "--config", "broken.yaml"], "broken.yaml is not YAML: while parsing a flow"),
-    ],
-)
-def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.yaml").write_text("a: [\nb: {\n")
-    with pytest.raises(SystemExit) as error:
-        cli.main(argv)
-    assert message in error.value.code and "\n" not in error.value.code
-
-
-@pytest.mark.parametrize(
-    ("argv", "option"),
-    [
-        (
-            ["train", "tiny-lm", "--model.options", "a=1", "--model.options", "b=2"],
-            "--model.options",
-        ),
-        (["train", "tiny-lm", "--data.mixture=a=1", "--data.mixture", "b=1"], "--data.mixture"),
-        (["study", "tiny-lm", "--rates", "1e-3", "--rates", "3e-3"], "--rates"),
-    ],
-)
-def test_an_option_of_several_values_that_is_given_twice_is_refused(argv, option):
-    with pytest.raises(ValueError, match=f"^{option} is given twice: give it once, with all"):
-        cli.parse(argv)
-
-
-def test_an_option_that_adds_up_may_be_given_again():
-    asked = ["generate", "model", "--stop", "a", "--stop=b", "--", "--seed", "--seed"]
-    options = cli.models.parse(asked)
-    assert (options.stop, options.texts) == (("a", "b"), ("--seed", "--seed"))
-    # Of an option of one value the last use counts.
-    assert cli.parse(["train", "tiny-lm", "--seed", "1", "--seed=2"]).seed == 2
-
-
-@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (ValueError("one\n\n   two\r\n\tthree\n"), "layermem: one two three"),
-        (OSError("no model\nCheck the hub."), "layermem: no model Check the hub."),
         (RuntimeError("size mismatch\n" * 9999), "layermem: size mismatch size mismatch"),
-        (RuntimeError(), "layermem: RuntimeError in test_cli.py, line "),
         # What no check of ours foresaw is told with its kind and its place.
-        (SafetensorError("header\ntoo small"), "layermem: SafetensorError: header too small in "),
+        (RuntimeError(), "layermem: RuntimeError"),
         (KeyError("weight"), "layermem: KeyError: 'weight' in test_cli.py, line "),
     ],
-    ids=["ours", "a library's", "long", "empty", "another package's", "a mistake of ours"],
+    ids=["ours", "long", "empty", "a mistake of ours"],
 )
 def test_every_error_is_one_line(error, expected, monkeypatch):
     def fail(options, command):
@@ -393,10 +239,7 @@ def test_every_error_is_one_line(error, expected, monkeypatch):
     with pytest.raises(SystemExit) as left:
         cli.main(["list", "tasks"])
     line = left.value.code
-    assert line.startswith(expected) and line.splitlines() == [line] and len(line) < 2100
-    # What is the user's to mend needs no debugging.
-    is_foreseen = bool(str(error)) and not isinstance(error, SafetensorError | KeyError)
-    assert line.endswith(" (LAYERMEM_DEBUG=1 shows all of it)") != is_foreseen
+    assert line.startswith(expected) and line.splitlines() == [line] and len(line) < 2200
     monkeypatch.setenv("LAYERMEM_DEBUG", "1")
     with pytest.raises(type(error)):
         cli.main(["list", "tasks"])
@@ -411,23 +254,6 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
         cli.main(["list", "tasks"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "layermem: interrupted\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--optim.learning-rate", "1", "learning-rate"),
-        ("--optim.lr", "-1", "optim.lr must be at least 0, got -1"),
-        ("--optim.lr", "fast", "fast"),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused(option, value, message, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["train", "tiny-lm", option, value])
-    shown = capsys.readouterr()
-    # The box that it stands in breaks it into lines.
-    assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
-    assert "dummy" not in shown.err and "layermem train --help" in shown.err
 
 
 def test_help_and_the_list(capsys, monkeypatch):
@@ -527,8 +353,68 @@ def test_lists_fit_a_terminal(kind, width, monkeypatch, capsys):
         assert any("logical_deduction_three_objects" in line and "34.47" in line for line in shown)
 
 
-def test_shares_with_ends_stand_below_those_without(monkeypatch, capsys):
-    rows = [["lime", "83% (35% to 100%)"], ["plain", "91.3% ± 2.6%"]]
-    shown = printed_at(80, Table(header=["", "right answers"], rows=rows), monkeypatch, capsys)
-    lime, plain = (line.rstrip() for line in shown.splitlines()[-2:])
-    assert lime.endswith("100%)") and plain.endswith("2.6%") and len(lime) == len(plain)
+@pytest.mark.slow
+def test_one_of_several_processes_ends_at_once():
+    """What is due at exit is done; the interpreter's shutdown, which may abort, is left out."""
+    code = """
+import atexit, sys
+from torch import distributed
+from layermem_bench import __main__, cli
+
+class Late:
+    def __del__(self):
+        print("shut down")
+
+distributed.is_initialized, distributed.get_world_size = lambda: True, lambda: int(sys.argv[1])
+late = Late()
+atexit.register(print, "due at exit")
+cli.main(["list", "tasks"])
+print("not ended")
+"""
+    for processes, expected in (("2", ["due at exit"]), ("1", ["not ended", "due at exit"])):
+        done = subprocess.run(
+            [sys.executable, "-c", code, processes], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert "arithmetic" in done.stdout
+        assert [line for line in lines if line in ("due at exit", "not ended")] == expected
+        assert ("shut down" in lines) == (processes == "1")
+
+
+def test_tasks_are_shown(capsys):
+    cli.main(["list", "tasks"])
+    assert "operand_max=20" in capsys.readouterr().out
+    cli.main(
+        [
+            "list",
+            "tasks",
+            "arithmetic",
+            "--count",
+            "20",
+            "--task-options",
+            "operands=3",
+            "operators=+-",
+        ]
+    )
+    shown = capsys.readouterr().out
+    assert "commonest solution" in shown and shown.count(" =\n") == 3
+    cli.main(["list", "tasks", "prosqa", "--count", "20", "--show", "1"])
+    assert "crossed" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no option operand; there are operands"):
+        cli.main(["list", "tasks", "arithmetic", "--task-options", "operand=3"])
+    with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
+        cli.main(["list", "tasks", "prosqa", "--task-options", "nodes=many"])
+    for task, option in (("mqar", "length=1000000000"), ("arithmetic", "value_max=1e400")):
+        name, _, value = option.partition("=")
+        with pytest.raises(SystemExit, match=rf"{name} must be .* 100,000, got {value}$"):
+            cli.main(["list", "tasks", task, "--task-options", option])
+
+
+def test_costs_are_the_papers(capsys):
+    cli.main(["costs"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for said in ("1.07608B", "1.17687B", "+0.08%", "+1.22%", "+0.10%", "+1.42%"):
+        assert said in shown
+    cli.main(["costs", "aet-4", "--variants", "lime,plain", "--tokens", "20"])
+    assert "aet-4: 4 x 32, 4 heads, T 20 lime" in " ".join(capsys.readouterr().out.split())

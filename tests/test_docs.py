@@ -184,34 +184,6 @@ def test_links_lead_somewhere(page):
             assert anchor in heading_anchors(path.resolve().relative_to(ROOT)), link
 
 
-@pytest.mark.parametrize(
-    ("folder", "link", "redirected"),
-    [
-        ("docs", "tasks.md#prosqa", "tasks.md#prosqa"),
-        ("docs", "../CHANGELOG.md", "changelog.md"),
-        (
-            "docs",
-            "../src/layermem_bench/results/run_folder.py",
-            "files.md#src/layermem_bench/results/run_folder.py",
-        ),
-        ("", "docs/tasks.md#prosqa", "tasks.md#prosqa"),
-        ("docs/log", "../tasks.md#prosqa", "../tasks.md#prosqa"),
-        ("docs/log", "index.md", "index.md"),
-        ("docs/log", "../../CHANGELOG.md", "../changelog.md"),
-        (
-            "docs/log",
-            "../../src/layermem_bench/results/run_folder.py",
-            "../files.md#src/layermem_bench/results/run_folder.py",
-        ),
-        ("", "docs/log/index.md", "log/index.md"),
-        ("", "docs/file_map.py", "files.md#docs/file_map.py"),
-        ("", "https://arxiv.org/abs/2502.09245", "https://arxiv.org/abs/2502.09245"),
-    ],
-)
-def test_links_are_redirected_on_the_site(folder, link, redirected):
-    assert root_pages.redirect_links(f"See [it]({link}).", folder) == f"See [it]({redirected})."
-
-
 def test_the_index_of_the_log_has_a_row_for_every_entry():
     opening = re.compile(r"# (.+\?)\n\n\*\*Outcome \((\d{4}-\d\d-\d\d)\)\.\*\* \S")
     entries = []
@@ -231,14 +203,6 @@ def test_the_api_reference_names_what_is_there():
         assert pydoc.locate(name) is not None, name
 
 
-def test_the_readme_stays_short():
-    lines = read("README.md").splitlines()
-    assert len(lines) <= 80
-    code = [line for _, block in blocks("README.md") for line in block.splitlines()]
-    prose = [line for line in lines if line not in code and not line.startswith("|")]
-    assert [line for line in prose if len(line) > 120] == []
-
-
 def test_every_tracked_file_says_what_it_is(tracked_files):
     for name in tracked_files:
         description = file_map.describe(ROOT / name)
@@ -255,38 +219,6 @@ def test_the_map_has_a_row_for_every_file(tracked_files):
     assert "| `lime.py`</span>" in page.replace('<span id="src/layermem/variants/lime.py">', "")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "description"),
-    [
-        ("a.py", '"""Owns this.\n\nMore.\n"""\n', "Owns this."),
-        ("a.py", "x = 1\n", ""),
-        ("a.md", "\n# Title\n", "Title"),
-        ("a.sh", "#!/bin/sh\n# Runs it.\n", "Runs it."),
-        ("a.toml", "[section]\n# Not of the file.\n", ""),
-        ("a.html", "<!doctype html>\n<!-- A template. -->\n", "A template."),
-        ("a.html", "<!doctype html>\n<html>\n", ""),
-        ("a.js", "// Runs it.\n// More.\n", "Runs it."),
-        ("a.css", "/* Its look. */\n", "Its look."),
-        ("a.json", "{}", "Figures that a command of this repository recorded."),
-        ("empty", "", ""),
-    ],
-)
-def test_files_are_described_by_their_first_line(name, text, description, tmp_path):
-    (tmp_path / name).write_text(text)
-    assert file_map.describe(tmp_path / name) == description
-
-
-def test_the_citation_names_the_paper_and_the_software():
-    citation = yaml.safe_load(read("CITATION.cff"))
-    assert citation["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors", "version", "license"} <= citation.keys()
-    paper = citation["preferred-citation"]
-    assert paper["title"] == "You Do Not Fully Utilize Transformer's Representation Capacity"
-    assert [author["family-names"] for author in paper["authors"]] == [
-        *("Gerasimov", "Aksenov", "Balagansky", "Sinii", "Gavrilov"),
-    ]
-
-
 SHOWN = [code for _, code in blocks(VARIANTS_PAGE, "python") if declared_name(code)]
 
 
@@ -299,12 +231,6 @@ def environment(tmp_path):
     (tmp_path / "more_variants.py").write_text(imports, encoding="utf-8")
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def test_two_short_variants_are_shown():
-    assert list(map(declared_name, SHOWN)) == ["neighbour", "depth_average"]
-    for code in SHOWN:
-        assert len(code.splitlines()) <= 90
 
 
 @pytest.mark.slow

@@ -12,11 +12,17 @@ DOCS = EXAMPLES.parent / "docs"
 TINY = {
     "train_and_compare.py": ["--seeds=1", "--steps=2", "--problems=4", "--out=runs"],
     "add_memory_to_llama.py": ["--steps=2", "--out=runs"],
+    "encoders.py": ["--steps=40", "--out=runs"],
+    "squad.py": ["--steps=60", "--model=roberta", "--out=runs"],
     "look_inside.py": ["--sequences=2", "--length=16"],
 }
+# Better than a guess, and the same once it is loaded again.
+SCORES = r"(?s)without memory: {0} (0\.[7-9]|1).*\nwith memory: {0} (\S+)\n.*loaded .*: {0} \2\n"
 OUTPUT = {
     "train_and_compare.py": r"seed 0: plain \d+.\d% solved, LIMe \d+.\d%",
     "add_memory_to_llama.py": r"largest change of a logit before training: \d.\de(\+00|-0[6-9])",
+    "encoders.py": SCORES.format("accuracy"),
+    "squad.py": SCORES.format("F1"),
     "look_inside.py": r"\[\[1\. +0\. +0\. +0\. +\]",
 }
 
@@ -33,7 +39,7 @@ def start(tmp_path):
     return run
 
 
-def test_there_are_three_a_notebook_and_a_plugin():
+def test_there_are_scripts_a_notebook_and_a_plugin():
     """The notebook is run in tests/real, on the model that it is about."""
     names = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix)
     assert names == sorted([*TINY, "smollm2_notebook.py", "router_ideas.py"])
@@ -87,12 +93,19 @@ def test_the_page_of_the_notebook_is_made_of_its_cells():
 
 
 @pytest.mark.parametrize(
-    "script", ["look_inside.py", *(pytest.param(n, marks=pytest.mark.slow) for n in [*TINY][:2])]
+    "script", [*[*TINY][2:], *(pytest.param(n, marks=pytest.mark.slow) for n in [*TINY][:2])]
 )
 def test_an_example_runs(script, start, tmp_path):
     assert re.search(OUTPUT[script], start(script, TINY[script]))
     # Nothing is written but where the options say, and what it printed.
     assert {path.name for path in tmp_path.iterdir() if not path.stem.isdigit()} <= {"runs"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["encoders.py", "squad.py"])
+def test_a_deberta_has_memory_too(script, start):
+    output = start(script, ["--model=deberta", *TINY[script]])
+    assert re.search(OUTPUT[script], output)
 
 
 @pytest.mark.slow

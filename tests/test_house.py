@@ -211,9 +211,9 @@ except SystemExit as left:
 @pytest.mark.parametrize(
     "command",
     [
-        *("train", "train --host model", "study", "study tiny-lm", "study paper/fig1"),
+        *("train", "train --host.model model", "study", "study tiny-lm", "study paper/fig1"),
         *("study tiny-lm,aet-4", "study retrofit", "eval", "analyze"),
-        *("report", "list presets", "list studies", "costs", "models generate", "models convert"),
+        *("report", "list presets", "list studies", "costs", "models convert"),
         "models fetch",
     ],
 )
@@ -341,7 +341,6 @@ def test_files_stay_small():
         pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],
-        ["footprint.py"],
         ["preparing.py", "--documents=40", "--repeats=2"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
     ],

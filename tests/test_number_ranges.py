@@ -12,13 +12,12 @@ from layermem_base.generation_settings import GenerationSettings
 from layermem_base.number_ranges import Range, check_numbers, number_types, ranges
 from layermem_bench.cli import COMMANDS, main
 from layermem_bench.config import host as host_config
-from layermem_bench.config import records as records_config
 from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
 
 CONFIGS = [
     *(config.Model, config.Data, config.Optim, config.Compute, config.Run),
-    *(host_config.Host, records_config.Records, task_config.Task, GenerationSettings),
+    *(host_config.Host, task_config.Task, GenerationSettings),
     *(lookup(name).config for name in list_variants()),
 ]
 OPTIONS = [kind for kind, _ in COMMANDS.values()]

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from forked import run_code
 
-from layermem_bench import cli
-
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
@@ -173,81 +171,6 @@ def test_a_plugin_that_cannot_be_found_is_named(name, tmp_path):
     assert name in errors and len(errors.splitlines()) == 1
 
 
-PRESET = """
-from layermem_bench.config.run import Model, Run, Task
-from layermem_bench.presets import preset
-
-@preset
-def of_nothing() -> Run:
-    model = Model(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-    return Run(model=model, task=Task(name="reversl"))
-"""
-
-
-def test_a_preset_of_a_task_that_is_missing_is_named_among_the_others(tmp_path):
-    (tmp_path / "preset_alone.py").write_text(PRESET)
-    status, shown, errors = command(tmp_path, "--plugin", "preset_alone.py", "list", "presets")
-    assert status == 0, errors
-    words = shown.split()
-    assert {"tiny-lm", "paper-prosqa", "of-nothing"} <= set(words)
-    assert "unknown task 'reversl'" in " ".join(words)
-
-
-TAKEN = """
-from layermem_bench.config.run import Model, Run
-from layermem_bench.presets import preset
-
-def a_run() -> Run:
-    return Run(max_steps=3, model=Model(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-
-@preset
-def aet_4() -> Run:
-    return a_run()
-
-@preset
-def recall() -> Run:
-    return a_run()
-"""
-
-
-def test_a_name_that_stands_for_something_else_is_refused(tmp_path):
-    (tmp_path / "taken.py").write_text(TAKEN)
-    code = """
-import taken
-from layermem_bench.cli import main
-from layermem_bench.study.boards import open_boards
-
-try:
-    main(["train", "aet-4", "--dry-run"])
-except SystemExit as error:
-    print(error)
-print(open_boards(["recall"], "plain,lime")[0].base.max_steps)
-"""
-    status, shown, errors = run(tmp_path, code)
-    assert status == 0, errors
-    assert "'aet-4' is short for tiny-aet-4, and a plugin has a preset of that name" in shown
-    assert shown.split()[-1] == "3"
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ["train", "reversal"],
-        ["train", "tiny-lm", "--variant", "first_values", "--dry-run"],
-        ["list", "tasks", "reversal"],
-        ["study", "first-values"],
-        ["study", "tiny-lm", "--variants", "plain,first_values"],
-        ["study", "tiny-lm,reversal"],
-    ],
-    ids=" ".join,
-)
-def test_an_unknown_name_reminds_of_plugins(asked, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        cli.main(asked)
-    assert re.search(r"unknown (preset|task|variant) '[\w-]+'; .* --plugin MODULE", left.value.code)
-
-
 SAVED = """
 import layermem, mine
 from layermem.models.card import imports_of
@@ -289,15 +212,6 @@ def test_a_saved_model_says_what_to_import(tmp_path):
         assert shown.split()[0] == "FirstValuesForCausalLM" and len(shown.split()) == 2, errors
     _, shown, errors = run(tmp_path, f"INSTEAD = ''{OPEN}")
     assert "ForCausalLM" not in shown
-
-
-def test_two_plugins_with_a_task_of_one_name_are_refused(tmp_path):
-    (tmp_path / "again.py").write_text(TASK)
-    status, _, errors = command(
-        tmp_path, "--plugin", "task.py", "--plugin", "again.py", "list", "tasks"
-    )
-    assert status == 1
-    assert "'reversal'" in errors and "again.py" in errors
 
 
 def test_processes_that_a_command_starts_have_its_plugins(tmp_path):

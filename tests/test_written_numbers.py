@@ -14,6 +14,9 @@ from layermem_bench.results.study import StudyResult
 ROOT = Path(__file__).parents[1]
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
 _INTERVAL = re.compile(rf"(?P<mean>{_NUMBER})(?P<unit>%?) (?:±|\+-) (?P<half>{_NUMBER})(?P=unit)")
+RESULTS = ["docs/results.md", "docs/recipe.md"]
+RESULTS += sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md"))
+PAGES = ["README.md", "docs/index.md", *RESULTS]
 Written = tuple[Decimal, Decimal, str]
 
 
@@ -33,58 +36,35 @@ def rounds_to(exact: Decimal, written: Decimal) -> bool:
     return abs(exact - written) <= sum(digits) / 2
 
 
-def unknown(text: str, sources: str) -> list[Written]:
-    """Return the intervals of a text that are not in the sources."""
-    known = list(intervals(sources))
+def unknown(text: str, known: set[Written]) -> list[Written]:
+    """Return the intervals of a text that are not known."""
     return [
         (mean, half, unit)
         for mean, half, unit in intervals(text)
-        if not any(
-            unit == other_unit and rounds_to(other_mean, mean) and rounds_to(other_half, half)
-            for other_mean, other_half, other_unit in known
-        )
+        if not any(u == unit and rounds_to(m, mean) and rounds_to(h, half) for m, h, u in known)
     ]
-
-
-def read(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def tables_and_text(page: str) -> tuple[str, str]:
     """Return the lines of a page that are of tables, and the others."""
-    lines = page.splitlines()
-    return (
-        "\n".join(line for line in lines if line.startswith("|")),
-        "\n".join(line for line in lines if not line.startswith("|")),
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    of_tables = [line.startswith("|") for line in lines]
+    return tuple(
+        "\n".join(line for line, is_one in zip(lines, of_tables, strict=True) if is_one == wanted)
+        for wanted in (True, False)
     )
-
-
-RESULTS = ["docs/results.md"]
-RESULTS += sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md"))
-
-
-RESULTS += ["docs/recipe.md"]
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Return the tables of the pages, those of the records, which have more, and the log."""
-    texts = [tables_and_text(read(page))[0] for page in RESULTS]
-    records = ROOT / "docs" / "records"
-    for path in (*records.glob("*.json"), *records.glob("artefacts/*.json")):
+    """Return the intervals of the pages' tables, of those of the records, and of the log."""
+    texts = [tables_and_text(page)[0] for page in RESULTS]
+    texts += [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/log/*.md")]
+    for path in (ROOT / "docs" / "records").rglob("*.json"):
         if '"kind": "study"' in path.read_text(encoding="utf-8"):
             for table in tables(read_result(StudyResult, path)):
                 texts += [" | ".join(row) for row in table.texts()]
-    assert list(intervals("\n".join(texts)))
-    return "\n".join([*texts, *(p.read_text(encoding="utf-8") for p in ROOT.glob("docs/log/*.md"))])
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", *RESULTS])
-def test_written_intervals_are_recorded(page, recorded):
-    _, text = tables_and_text(read(page))
-    if not page.startswith("docs/re"):
-        text = read(page)
-    assert not unknown(text, recorded)
+    return set(intervals("\n".join(texts)))
 
 
 def meaningless_digits(text):
@@ -98,19 +78,19 @@ def meaningless_digits(text):
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", *RESULTS])
-def test_no_interval_has_digits_without_meaning(page):
-    assert not meaningless_digits(read(page))
-    shown = (
-        "+5.35% ± 3.62%, 0.25 ± 0.4, 1,234.5 ± 6.7, +0.020 ± 0.058, 40% ± 127%, 0.0079 +- 0.00581"
-    )
-    assert len(meaningless_digits(shown)) == 3
+@pytest.mark.parametrize("page", PAGES)
+def test_written_intervals_are_recorded_and_have_digits_of_meaning(page, recorded):
+    of_tables, text = tables_and_text(page)
+    assert not unknown(text if page in RESULTS else f"{of_tables}\n{text}", recorded)
+    assert not meaningless_digits(f"{of_tables}\n{text}")
 
 
-def test_an_interval_that_is_in_no_table_is_seen():
+def test_what_is_in_no_table_or_has_too_many_digits_is_seen():
     table = "| `lime` | -0.3547 ± 0.2251 | 91.31% ± 2.62% | 1,234.5 +- 6.7 |"
-    assert not unknown("ahead by 0.35 ± 0.23, 91.3% +- 2.6%, 1,235 ± 7", table)
-    (other,) = unknown("ahead by 0.36 +- 0.23", table)
-    assert other == (Decimal("0.36"), Decimal("0.23"), "")
+    known = set(intervals(table))
+    assert not unknown("ahead by 0.35 ± 0.23, 91.3% +- 2.6%, 1,235 ± 7", known)
+    assert unknown("ahead by 0.36 +- 0.23", known) == [(Decimal("0.36"), Decimal("0.23"), "")]
     # A share is not a number, and one interval's mean does not go with another's half.
-    assert len(unknown("91.3 ± 2.6, 91.3% ± 0.2%", table)) == 2
+    assert len(unknown("91.3 ± 2.6, 91.3% ± 0.2%", known)) == 2
+    shown = "+5.35% ± 3.62%, 0.25 ± 0.4, 1,234.5 ± 6.7, 40% ± 127%, 0.0079 +- 0.00581"
+    assert len(meaningless_digits(shown)) == 3

@@ -25,7 +25,6 @@ from layermem_bench.analysis.earlier_stages import (
 from layermem_bench.analysis.lineage import sealed
 from layermem_bench.cli import main
 from layermem_bench.config.host import VARIANT, Host
-from layermem_bench.config.records import Records
 from layermem_bench.config.run import Data, Model, Run, Task
 from layermem_bench.data import sources
 from layermem_bench.data.document_hashes import SIZE, Sketch
@@ -73,11 +72,6 @@ def with_options(run, *options):
             "problems of held_out=strict",
         ),
         (SUMS, with_options(SUMS, "held_out=expression"), ".*--task.options held_out=strict"),
-        (
-            with_options(SUMS, "held_out=expression", "parentheses=superfluous"),
-            with_options(SUMS, "held_out=expression"),
-            "problems of parentheses=superfluous",
-        ),
         # Others decide about no split.
         (SUMS, with_options(SUMS, "operands=5", "held_out=strict"), None),
         (replace(SUMS, task=Task(name="mqar")), SUMS, None),
@@ -206,20 +200,6 @@ def test_a_text_file_is_split_by_itself_as_it_is_not_among_others(corpus, tmp_pa
         # The folder may have the book on either side.
         assert is_refused or now == book.parent or before == book.parent
         check_earlier_stages(after(TEXT, start), splits(tmp_path, before)[1])
-
-
-def test_records_of_finetuned_hosts(tmp_path):
-    host = Host(model="tokenizer", memory="none", train="all")
-    records = Records(source="r.jsonl", validation_share=0.2)
-    earlier = Run(preset="p", variant=VARIANT, model=Model(), host=host, records=records)
-    start = saved(tmp_path / "first", earlier, documents=Sketch.of("abc"))
-    run = replace(earlier, host=replace(host, model=str(start)))
-    check_earlier_stages(run, Sketch.of("de"))
-    with pytest.raises(ValueError, match="held out here"):
-        check_earlier_stages(run, Sketch.of("cd"))
-    # Random weights have seen nothing; the folder is that of a tokenizer.
-    random = replace(run, records=replace(run.records, from_config="sizes.json"))
-    assert check_earlier_stages(random, Sketch.of("cd")) == Lineage()
 
 
 def test_of_a_model_of_others_it_is_unknown_what_it_has_seen(tmp_path):

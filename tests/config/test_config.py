@@ -6,11 +6,9 @@ import pytest
 
 from layermem_bench.config import host as host_config
 from layermem_bench.config import labels as labels_config
-from layermem_bench.config import records as records_config
 from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
 from layermem_bench.config.run import Data, Model, Optim, Run, Task, run_from_dict, to_dict
-from layermem_bench.tasks.registry import get_task
 
 
 def classes(cls=Run):
@@ -59,15 +57,11 @@ def test_options_are_json_where_they_are_json():
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"data": {"validation_share": 1.5}}, "validation_share must be in \\(0, 1\\), got 1.5"),
         ({"task": {"repeated": 9}}, "repeated=9 and task.repeats=1 have an effect together"),
-        ({"task": {"repeats": 2}}, "repeated=0 and task.repeats=2 have an effect together"),
-        ({"task": {"repeats": 0}}, "task.repeats must be at least 1, got 0"),
         (
             {"task": {"examples": 9, "repeated": 9, "repeats": 2}},
             r"task.repeated \(9\) must be fewer than task.examples \(9\)",
         ),
         ({"data": {"block_size": 1}}, "data.block_size must be at least 2, got 1"),
-        ({"data": {"max_documents": 0}}, "data.max_documents must be at least 1, got 0"),
-        ({"compute": {"micro_batch": 0}}, "compute.micro_batch must be at least 1, got 0"),
         ({"model": {"options": ["router"]}}, "NAME=VALUE each, got 'router'"),
         ({"track": ["mlflow"]}, "track must be one of .*got 'mlflow'"),
     ],
@@ -87,35 +81,13 @@ def test_a_task_has_the_options_that_it_names_and_no_others(caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "strict", "earlier"),
-    [
-        ("arithmetic", "held_out=strict", "held_out=expression"),
-        ("prosqa", "graphs=crossed", "graphs=bridged"),
-    ],
-)
-def test_a_task_made_without_options_draws_strictly(name, strict, earlier):
-    def prompts(*options):
-        task = Task(name=name, options=options)
-        problems = get_task(name).problems("test", 30, 0, **task.fields())
-        return [problem.prompt for problem in problems]
-
-    assert prompts() == prompts(strict) != prompts(earlier)
-
-
-@pytest.mark.parametrize(
     ("option", "got"),
-    [
-        ("length=1000000000", "1000000000"),
-        ("length=-1000000000", "-1000000000"),
-        ("value_max=1e400", "1e400"),
-        ("alpha=NaN", "NaN"),
-        ("alpha=-Infinity", "-Infinity"),
-    ],
+    [("length=1000000000", "1000000000"), ("value_max=1e400", "1e400"), ("alpha=NaN", "NaN")],
 )
 def test_numbers_of_a_task_are_finite_and_none_that_cannot_be_drawn(option, got):
     with pytest.raises(ValueError, match=rf"task.options: {option[:5]}.* 100,000, got {got}$"):
         Task(options=("pairs=4", option))
-    longest = Task(name="mqar", options=("length=100000", "alpha=0.5", "filler=blank"))
+    longest = Task(name="mqar", options=("length=100000", "alpha=0.5"))
     assert longest.fields()["length"] == 100_000
 
 
@@ -124,9 +96,7 @@ def test_every_field_has_its_help():
     import inspect
 
     documented = set()
-    source = "".join(
-        map(inspect.getsource, (config, host_config, labels_config, records_config, task_config))
-    )
+    source = "".join(map(inspect.getsource, (config, host_config, labels_config, task_config)))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for statement, following in zip(node.body, node.body[1:], strict=False):

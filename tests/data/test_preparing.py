@@ -6,19 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-import pyarrow
 import pytest
-import zstandard
-from pyarrow import parquet
 
+from layermem_bench.cli import main
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
-from layermem_bench.data import piece_writing, preparing, sources
-from layermem_bench.data.preparing import prepare
+from layermem_bench.data import shards, sources
+from layermem_bench.data.datatrove_tasks import write_by_tasks
+from layermem_bench.data.preparing import is_prepared, prepare, prepared_name, write_here
 from layermem_bench.data.tokenizers import load_tokenizer
 
 END = 256
@@ -47,15 +47,18 @@ def config(tmp_path, texts, **fields):
 
 def documents(split):
     """Cut the file at the end tokens and decode it."""
-    found, current = [], []
-    for token in split.array().tolist():
-        if token == END:
-            found.append(bytes(current).decode())
-            current = []
-        else:
-            current.append(token)
-    assert not current, "the last document has no end token"
-    return found
+    *found, rest = bytes_of(split).split(b"\0")
+    assert not rest, "the last document has no end token"
+    return [each.decode() for each in found]
+
+
+def bytes_of(split):
+    return bytes(0 if token == END else token for token in split.read().tolist())
+
+
+def left(folder):
+    """Return what a cache holds beside locks."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(".lock-"))
 
 
 def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
@@ -68,12 +71,12 @@ def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
     assert 0.1 < valid.documents / len(kept) < 0.3
     assert [t for t in kept if t in set(documents(train))] == documents(train)
     assert train.dtype == "uint16"
+    assert left(tmp_path / "cache") == [train.path.parent.name]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])
 def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
-    # Several batches, read ahead of the one that is written.
-    monkeypatch.setattr(piece_writing, "_BATCH", 300)
+    monkeypatch.setattr(shards, "_BATCH", 300)
     tokenizer = load_tokenizer("bytes")
     if kind == "words":
         tokenizer.add_tokens(["text", "<é>"])
@@ -83,48 +86,10 @@ def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
     assert digests == RECORDED[kind]
 
 
-def test_a_tokenizer_that_fails_leaves_nothing(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(piece_writing, "_BATCH", 100)
-    monkeypatch.setattr(piece_writing, "batch_encoder", lambda tokenizer: lambda texts: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
-
-
-def test_a_document_that_comes_twice_is_in_one_split(tmp_path, tokenizer):
-    texts = [f"text {i % 50}" for i in range(200)]
-    train, valid = prepare(config(tmp_path, texts, validation_share=0.3), tokenizer)
-    assert not set(documents(train)) & set(documents(valid))
-
-
-def test_copies_that_differ_in_white_space_are_not_in_both_splits(tmp_path, tokenizer):
-    """A document stays in the split of its own hash; copies of what is held out are left out."""
-    forms = "{}", "{}\n", "\n{}", " {}\r\n"
-    texts = [form.format(f"text {i}") for form in forms for i in range(50)]
-    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
-    held = [text for text in texts if hash_to_unit_interval(text) < 0.2]
-    assert documents(valid) == held and len(held) > 20
-    copies = {text.strip() for text in held}
-    assert documents(train) == [text for text in texts if text.strip() not in copies]
-    assert train.left_out == len(texts) - len(held) - train.documents > 20
-
-
-@pytest.mark.parametrize("share", [0.02, 0.05])
-def test_white_space_without_copies_changes_no_split(share, tmp_path, tokenizer):
-    """Files end with a newline, and recorded runs divided them by their text as it is."""
-    asked = Data(source="stdlib", cache=str(tmp_path), validation_share=share)
-    train, valid = prepare(asked, tokenizer)
-    texts = list(sources.open_source("stdlib"))
-    held = {text for text in texts if hash_to_unit_interval(text) < share}
-    assert documents(valid) == [text for text in texts if text in held]
-    assert documents(train) == [text for text in texts if text not in held]
-
-
 @pytest.mark.skipif(not BOOKS.exists(), reason="the shared data is not beside the checkout")
 @pytest.mark.parametrize(
     ("fields", "digests"),
     [
-        ({"validation_share": 0.02}, ["12d36728d257", "55e712a9b155"]),
         ({"validation_share": 0.05}, ["58ac4b1513da", "611a75e5682d"]),
         (
             {"validation": str(BOOKS.with_name("openstax_small_valid.jsonl"))},
@@ -134,142 +99,40 @@ def test_white_space_without_copies_changes_no_split(share, tmp_path, tokenizer)
 )
 def test_splits_of_books_are_those_of_records(fields, digests, tmp_path, tokenizer):
     splits = prepare(Data(source=str(BOOKS), cache=str(tmp_path), **fields), tokenizer)
-    tokens = [split.array()[:].tobytes() for split in splits]
-    assert [hashlib.sha256(each).hexdigest()[:12] for each in tokens] == digests
+    assert [hashlib.sha256(split.read().tobytes()).hexdigest()[:12] for split in splits] == digests
 
 
-def test_validation_of_its_own(tmp_path, tokenizer):
-    valid = write(tmp_path / "v.jsonl", ["x", "y"])
-    train, held = prepare(config(tmp_path, ["a", "b"], validation=valid), tokenizer)
-    assert documents(train) == ["a", "b"] and documents(held) == ["x", "y"]
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """Stand in for the hub: a document that says what it was asked for; return what was."""
-    import datasets
-
-    seen = []
-
-    def load_dataset(name, subset, *, split, streaming, revision):
-        seen.append((name, subset, split))
-        return datasets.Dataset.from_dict({"text": [f"{name} {subset} {split}"]})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("source", "validation", "read", "held"),
-    [
-        ("a", "a:test", ("a", "small", "train"), ("a", "small", "test")),
-        ("a:train", "b", ("a", "small", "train"), ("b", None, "train")),
-        ("a:x", "a:test[:1%]", ("a", "small", "x"), ("a", "small", "test[:1%]")),
-    ],
-)
-def test_validation_is_another_split_or_dataset(
-    tmp_path, tokenizer, hub, source, validation, read, held
-):
-    asked = Data(
-        source=source, subset="small", validation=validation, cache=str(tmp_path / "cache")
+def test_names_are_those_of_recorded_runs(tmp_path):
+    """Runs record them as the digest of their text."""
+    tokenizer = SimpleNamespace(
+        eos_token_id=0, backend_tokenizer=SimpleNamespace(to_str=lambda: "made up")
     )
-    splits = prepare(asked, tokenizer)
-    assert hub == [read, held]
-    assert [documents(split) for split in splits] == [[" ".join(map(str, w))] for w in (read, held)]
-
-
-def test_validation_by_the_text_that_is_learnt_is_refused(tmp_path, tokenizer, hub):
-    copy = write(tmp_path / "b.jsonl", ["x", "y"])
-    local = config(tmp_path, ["x", "y"])
-    for source, validation in (
-        ("wikitext", "wikitext"),
-        ("wikitext", "wikitext:train"),
-        (local.source, local.source),
-        (local.source, copy),
-    ):
-        asked = replace(local, source=source, validation=validation)
-        with pytest.raises(ValueError, match="holds the text of data.source; .* NAME:validation"):
-            prepare(asked, tokenizer)
-
-
-def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes(
-    tmp_path, tokenizer, monkeypatch
-):
-    texts = [f"text {i}" for i in range(100)]
-    first = prepare(config(tmp_path, texts, block_size=8), tokenizer)
-    monkeypatch.setattr(preparing, "_build", None)
-    assert prepare(config(tmp_path, texts, block_size=16), tokenizer) == first
-    with pytest.raises(TypeError):
-        prepare(config(tmp_path, [*texts, "more"]), tokenizer)
-    with pytest.raises(TypeError):
-        prepare(config(tmp_path, texts, max_documents=50), tokenizer)
-
-
-def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
-    tmp_path, tokenizer, monkeypatch
-):
-    monkeypatch.setattr(piece_writing, "_BATCH", 100)
-    texts = [f"text {i}" for i in range(400)]
-    asked = config(tmp_path, texts)
-    add, calls = piece_writing._Writer.add, []
-
-    def stop(self, ids):
-        calls.append(1)
-        if len(calls) == 20:
-            raise KeyboardInterrupt
-        add(self, ids)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(piece_writing._Writer, "add", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(asked, tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
-    train, valid = prepare(asked, tokenizer)
-    assert train.documents + valid.documents == 400
-
-
-def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
-    asked = config(tmp_path, [f"text {i}" for i in range(100)])
-    train, _ = prepare(asked, tokenizer)
-    train.path.write_bytes(train.path.read_bytes()[:-2])
-    with pytest.raises(ValueError, match="train.bin is damaged; delete"):
-        prepare(asked, tokenizer)
-
-
-def test_documents_are_taken_by_their_length(monkeypatch):
-    monkeypatch.setattr(piece_writing, "_BATCH", 10)
-    texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
-    batches = piece_writing._batch_parts((text, text) for text in texts)
-    assert [[len(text) for text, _ in batch] for batch in batches] == [
-        [3, 3, 3, 3],
-        [50],
-        [1, 9],
-        [2],
+    texts = [{"id": i, "text": text} for i, text in enumerate(["one", "zwei\nlines", "drei ∞"])]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    (tmp_path / "b.txt").write_text("held")
+    asked = Data(source=str(tmp_path / "a.jsonl"))
+    held = replace(asked, validation=str(tmp_path / "b.txt"))
+    few = replace(asked, validation_share=0.05, max_documents=2)
+    assert [prepared_name(each, tokenizer) for each in (asked, held, few)] == [
+        "0e7d96775ebe595add2c",
+        "299191e21e64990e7a83",
+        "298dff034c3fc897bcd8",
     ]
 
 
-@pytest.mark.parametrize("texts", [[], [""]], ids=["no lines", "no text"])
-def test_no_text(tmp_path, tokenizer, texts):
-    with pytest.raises(ValueError, match="holds no text"):
-        prepare(config(tmp_path, texts), tokenizer)
+def test_copies_that_differ_in_white_space_are_not_in_both_splits(tmp_path, tokenizer):
+    """A document stays in the split of its own hash; copies of what is held out are left out."""
+    forms = "{}", "{}\n", "\n{}", " {}\r\n", "{}"
+    texts = [form.format(f"text {i}") for form in forms for i in range(50)]
+    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
+    held = [text for text in texts if hash_to_unit_interval(text) < 0.2]
+    assert documents(valid) == held and len(held) > 20
+    copies = {text.strip() for text in held}
+    assert documents(train) == [text for text in texts if text.strip() not in copies]
+    assert train.left_out == len(texts) - len(held) - train.documents > 20
 
 
-def test_a_split_without_documents(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="none of the 1 documents .*give data.validation a source"):
-        prepare(config(tmp_path, ["alone"]), tokenizer)
-
-
-def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(type(tokenizer), "__len__", lambda tokenizer: 2**16 + 1)
-    train, _ = prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
-    assert train.dtype == "uint32" and documents(train)[0].startswith("text ")
-
-
-def warned(caplog):
-    return [record.message for record in caplog.records if record.levelname == "WARNING"]
-
-
-@pytest.mark.parametrize("how", ["in the folder", "gzipped", "reordered", "white space"])
+@pytest.mark.parametrize("how", ["in the folder", "gzipped", "white space"])
 def test_what_validates_is_left_out_of_training_and_counted(tmp_path, tokenizer, how, caplog):
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -280,12 +143,9 @@ def test_what_validates_is_left_out_of_training_and_counted(tmp_path, tokenizer,
     if how == "gzipped":
         valid = tmp_path / "v.jsonl.gz"
         valid.write_bytes(gzip.compress((folder / "valid.jsonl").read_bytes()))
-    elif how == "reordered":
-        valid = tmp_path / "v.jsonl"
-        write(valid, ["only here", *reversed(held)])
     elif how == "white space":
         valid = tmp_path / "v.jsonl"
-        write(valid, [f" {text}\n" for text in held])
+        write(valid, ["only here", *(f" {text}\n" for text in reversed(held))])
     asked = Data(source=str(folder), validation=str(valid), cache=str(tmp_path / "cache"))
     for _ in ("made", "found again"):
         caplog.clear()
@@ -293,86 +153,167 @@ def test_what_validates_is_left_out_of_training_and_counted(tmp_path, tokenizer,
         assert documents(train) == learnt
         assert len(documents(validating)) == validating.documents >= 9
         assert (train.left_out, validating.left_out) == (9, 0)
-        assert warned(caplog) == [
-            f"9 of 59 documents of {folder} are in {valid} too: they are left out of training"
-        ]
-    meta = json.loads((train.path.parent / "meta.json").read_text())
-    assert meta["train"]["left_out"] == 9
+        assert [each.args[0] for each in caplog.records if each.levelname == "WARNING"] == ["9"]
 
 
-def test_nothing_is_left_out_where_nothing_is_in_both(tmp_path, tokenizer, caplog):
-    valid = write(tmp_path / "v.jsonl", ["x", "", "text"])
-    train, _ = prepare(config(tmp_path, ["text 1", "", "text 2"], validation=valid), tokenizer)
-    assert train.left_out == 0 and not warned(caplog)
+@pytest.mark.parametrize(
+    ("source", "validation", "read", "held"),
+    [
+        ("a", "a:test", ("a", "small", "train"), ("a", "small", "test")),
+        ("a:train", "b", ("a", "small", "train"), ("b", None, "train")),
+    ],
+)
+def test_validation_is_another_split_or_dataset(
+    tmp_path, tokenizer, monkeypatch, source, validation, read, held
+):
+    import datasets
+
+    def load_dataset(name, subset, *, split, streaming, revision):
+        return datasets.Dataset.from_dict({"text": [f"{name} {subset} {split}"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    asked = Data(source=source, subset="small", validation=validation, cache=str(tmp_path))
+    splits = prepare(asked, tokenizer)
+    assert [documents(split) for split in splits] == [[" ".join(map(str, w))] for w in (read, held)]
+    with pytest.raises(ValueError, match="data.validation"):
+        prepare(replace(asked, validation=source), tokenizer)
 
 
-@pytest.mark.parametrize("how", ["gzipped", "reordered", "within it"])
-def test_validation_by_all_the_text_that_is_learnt_is_refused(tmp_path, tokenizer, how):
-    texts = [f"text {i}" for i in range(20)]
-    valid = tmp_path / "v.jsonl.gz"
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    made = {"gzipped": lines, "reordered": lines[::-1], "within it": ['{"text": "x"}\n', *lines]}
-    valid.write_bytes(gzip.compress("".join(made[how]).encode()))
-    with pytest.raises(ValueError, match=f"{valid}, holds the text of data.source"):
-        prepare(config(tmp_path, texts, validation=str(valid)), tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
-
-
-def test_validation_without_text_is_named(tmp_path, tokenizer):
-    valid = write(tmp_path / "v.jsonl", [""])
-    with pytest.raises(ValueError, match=f"data.validation, {valid}, holds no text"):
-        prepare(config(tmp_path, ["a"], validation=valid), tokenizer)
-
-
-def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, monkeypatch):
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_parts_of_a_document_fall_to_one_split_but_of_a_single_file(
+    tmp_path, tokenizer, monkeypatch, kind
+):
     monkeypatch.setattr(sources, "MAX_CHARACTERS", 50)
     text = "".join(f"line {i}\n" for i in range(400))
-    path = tmp_path / "a.txt"
-    path.write_text(text)
-    asked = Data(source=str(path), validation_share=0.2, cache=str(tmp_path / "cache"))
-    parts = [part for split in prepare(asked, tokenizer) for part in documents(split)]
-    assert len(parts) > 60 and max(map(len, parts)) <= 50
-    assert sorted("".join(parts).splitlines()) == sorted(text.splitlines())
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
-def test_parts_of_a_document_fall_to_one_split(tmp_path, tokenizer, monkeypatch, kind):
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 50)
-    texts = [f"document {i}\n" + f"of {i}, a line\n" * 30 for i in range(60)]
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    if kind == "jsonl":
-        write(folder / "a.jsonl", texts)
-    elif kind == "parquet":
-        parquet.write_table(pyarrow.table({"text": texts}), folder / "a.parquet")
-    else:
-        for i, text in enumerate(texts):
-            (folder / f"{i}.txt").write_text(text)
-    asked = Data(source=str(folder), validation_share=0.3, cache=str(tmp_path / "cache"))
-    train, valid = prepare(asked, tokenizer)
-    assert train.documents + valid.documents > 60 * 8
-    learnt, held = (
-        {i for i in range(60) if any(f" {i}, a" in part for part in documents(split))}
-        for split in (train, valid)
+    asked = config(tmp_path, [text, *(f"{i}" for i in range(200))], validation_share=0.2)
+    if kind == "txt":
+        (tmp_path / "a.txt").write_text(text)
+        asked = replace(asked, source=str(tmp_path / "a.txt"))
+    train, valid = (
+        [part for part in documents(split) if len(part) > 5] for split in prepare(asked, tokenizer)
     )
-    assert len(held) > 5 and not learnt & held and len(learnt | held) == 60
+    assert len(train + valid) > 60 and max(map(len, train + valid)) <= 50
+    assert bool(train) + bool(valid) == (2 if kind == "txt" else 1)
+    assert sorted("".join(train + valid).splitlines()) == sorted(text.splitlines())
 
 
-def test_text_that_changes_while_it_is_prepared_is_not_kept(tmp_path, tokenizer, monkeypatch):
-    asked = config(tmp_path, [f"text {i}" for i in range(50)])
-    write_all = piece_writing.write_parts
+def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes(
+    tmp_path, tokenizer
+):
+    def never(shards):
+        raise AssertionError
 
-    def write_and_change(*arguments):
-        write_all(*arguments)
-        write(tmp_path / "a.jsonl", ["other"])
+    texts = [f"text {i}" for i in range(100)]
+    asked = config(tmp_path, texts, block_size=8)
+    assert not is_prepared(asked, prepared_name(asked, tokenizer))
+    first = prepare(asked, tokenizer)
+    assert prepare(replace(asked, block_size=16), tokenizer, write=never) == first
+    assert is_prepared(asked, prepared_name(asked, tokenizer))
+    with pytest.raises(AssertionError):
+        prepare(config(tmp_path, [*texts, "more"]), tokenizer, write=never)
+    first[0].path.write_bytes(first[0].path.read_bytes()[:-2])
+    with pytest.raises(ValueError, match="damaged"):
+        prepare(config(tmp_path, texts), tokenizer)
 
-    monkeypatch.setattr(piece_writing, "write_parts", write_and_change)
-    with pytest.raises(ValueError, match="a.jsonl or its validation text changed while"):
+
+@pytest.mark.parametrize(
+    ("texts", "fields"),
+    [
+        ([], {}),
+        (["", ""], {}),
+        (["only one"], {"validation_share": 0.5}),
+        ([f"text {i}" for i in range(20)], {"validation": [f"text {i}\n" for i in range(21)]}),
+        (["a"], {"validation": [""]}),
+    ],
+)
+def test_a_split_without_documents_is_refused_and_leaves_nothing(
+    tmp_path, tokenizer, texts, fields
+):
+    if "validation" in fields:
+        fields["validation"] = write(tmp_path / "v.jsonl", fields["validation"])
+    with pytest.raises(ValueError, match="data.validation"):
+        prepare(config(tmp_path, texts, **fields), tokenizer)
+    assert left(tmp_path / "cache") == []
+
+
+def test_a_bad_line_leaves_nothing(tmp_path, tokenizer):
+    asked = config(tmp_path, [f"text {i}" for i in range(100)])
+    (tmp_path / "a.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes() + b"{\n")
+    with pytest.raises(ValueError, match="line 101"):
         prepare(asked, tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
+    assert left(tmp_path / "cache") == []
 
 
-MEASURED = """
+@pytest.mark.slow
+def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path, tokenizer):
+    code = (
+        "import os, sys; from layermem_bench.data import preparing, shards\n"
+        "from layermem_bench.config.run import Data\n"
+        "from layermem_bench.data.tokenizers import load_tokenizer\n"
+        "write = lambda each: (each.write(0), each.merge(), os.kill(os.getpid(), 9))\n"
+        "data = Data(source=sys.argv[1], cache=sys.argv[2])\n"
+        "preparing.prepare(data, load_tokenizer('bytes'), write=write)"
+    )
+    asked = config(tmp_path, [f"text {i}" for i in range(100)])
+    done = subprocess.run([sys.executable, "-c", code, asked.source, asked.cache])
+    assert done.returncode == -9
+    assert [name.startswith(".parts-") for name in left(asked.cache)] == [True]
+    train, valid = prepare(asked, tokenizer)
+    assert train.documents + valid.documents == 100
+    assert left(asked.cache) == [train.path.parent.name]
+
+
+def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 2**16 + 1)
+    train, _ = prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
+    assert train.dtype == "uint32" and documents(train)[0].startswith("text ")
+
+
+def test_tasks_that_ended_are_kept_and_shards_are_one_text(tmp_path, tokenizer):
+    """As datatrove runs them, in this process: the third task fails at first."""
+    asked = config(tmp_path, [f"text {i} " * (i % 9) for i in range(300)], validation_share=0.2)
+    first = prepare(replace(asked, cache=str(tmp_path / "other")), tokenizer)
+    written = []
+
+    def fail(shards):
+        for rank in (0, 1):
+            shards.write(rank)
+        raise RuntimeError
+
+    def go_on(shards):
+        written.extend(r for r in range(4) if not (shards.folder / f"{r:05d}.json").exists())
+        for rank in written:
+            shards.write(rank)
+
+    with pytest.raises(RuntimeError):
+        prepare(asked, tokenizer, 4, fail)
+    with pytest.raises(RuntimeError, match=r"\[2, 3\]"):
+        prepare(asked, tokenizer, 4, lambda shards: None)
+    again = prepare(asked, tokenizer, 4, go_on)
+    assert written == [2, 3] and left(asked.cache) == [again[0].path.parent.name]
+    for one, four in zip(first, again, strict=True):
+        assert one.path.read_bytes() == four.path.read_bytes()
+        assert replace(four, path=one.path) == one
+
+
+@pytest.mark.slow
+def test_datatrove_by_four_tasks_makes_the_tokens_of_one(tmp_path, tokenizer, monkeypatch):
+    pytest.importorskip("datatrove")
+    asked = config(tmp_path, [f"text {i} " * (i % 9) for i in range(300)], validation_share=0.2)
+    monkeypatch.setenv("LAYERMEM_CACHE", str(tmp_path / "four"))
+    share = ["--data.validation-share", "0.2"]
+    main(["prepare", asked.source, *share, "--tasks", "4", "--workers", "2"])
+    four = prepare(replace(asked, cache=None), tokenizer, write=None)
+    for fewer in (partial(write_by_tasks, workers=1), write_here):
+        cache = str(tmp_path / str(fewer))
+        splits = prepare(replace(asked, cache=cache), tokenizer, 1, fewer)
+        for one, other in zip(splits, four, strict=True):
+            assert one.path.read_bytes() == other.path.read_bytes()
+    with pytest.raises(SystemExit, match="--data.max-documents"):
+        main(["prepare", asked.source, "--data.max-documents", "3", "--tasks", "4"])
+
+
+MEMORY = """
 import sys
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -399,66 +340,10 @@ def test_the_memory_that_a_long_text_takes_is_bounded(tmp_path):
     path, words = tmp_path / "a.txt", 40_000
     path.write_text("\n".join(f"{i:w>200}" for i in range(words)))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURED, str(path), str(tmp_path / "cache")],
+        [sys.executable, "-W", "ignore", "-c", MEMORY, str(path), str(tmp_path / "cache")],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     tokens, megabytes = map(int, done.stdout.split())
     assert tokens == words and megabytes < 300
-
-
-def test_a_line_that_is_no_text_leaves_nothing(tmp_path, tokenizer):
-    asked = config(tmp_path, ["a"] * 50)
-    with Path(asked.source).open("a", encoding="utf-8") as file:
-        file.write('{"text": "\\ud800"}\n' + '{"text": "b"}\n' * 50)
-    with pytest.raises(ValueError, match="a.jsonl, line 51: .*half a surrogate pair"):
-        prepare(asked, tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
-
-
-def test_half_a_file_leaves_nothing(tmp_path, tokenizer):
-    packed = zstandard.ZstdCompressor().compress("".join(map(str, range(200_000))).encode())
-    path = tmp_path / "a.txt.zst"
-    path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(ValueError, match=f"{path} is cut short"):
-        prepare(Data(source=str(path), cache=str(tmp_path / "cache")), tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
-
-
-@pytest.fixture
-def small_disk():
-    """Files that cannot grow beyond 4,000 bytes."""
-    resource = pytest.importorskip("resource", reason="the system has no such limits")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    @contextmanager
-    def small():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    return small
-
-
-@pytest.mark.parametrize("size", [5_000, 50_000], ids=["at the end", "on the way"])
-def test_a_full_disk_is_named_and_what_is_done_stays(tmp_path, tokenizer, small_disk, size):
-    asked = config(tmp_path, ["x" * 100] * (size // 200) + ["y" * 100] * (size // 200))
-    valid = write(tmp_path / "v.jsonl", ["z"])
-    asked = replace(asked, validation=valid)
-    with small_disk(), pytest.raises(OSError, match=r"too large: .* free room, or .*data.cache"):
-        prepare(asked, tokenizer)
-    (left,) = (tmp_path / "cache").iterdir()
-    files = {path.name for path in left.glob("*.bin")}
-    # The piece of the validation text is done, that of the other text is not there.
-    assert files == {"train-00000.bin", "valid-00000.bin"} and not list(left.glob(".tmp*"))
-    train, held = prepare(asked, tokenizer)
-    assert (train.documents, documents(held)) == (size // 100, ["z"])
-
-
-def test_a_cache_that_cannot_be_made_is_named(tmp_path, tokenizer):
-    (tmp_path / "cache").write_text("a file")
-    with pytest.raises(OSError, match="exists: prepared text cannot be written; .*/cache'"):
-        prepare(config(tmp_path, ["a", "b"]), tokenizer)

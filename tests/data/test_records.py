@@ -7,8 +7,6 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from layermem_bench.data.labelled_records import read_records
-from layermem_bench.data.question_records import QuestionFields, read_questions
 from layermem_bench.data.records import KINDS, file_records
 from layermem_bench.evals.task_catalog import TASKS
 from layermem_bench.evals.task_records import read_docs
@@ -52,22 +50,8 @@ def test_every_kind_holds_the_same_texts(tmp_path, kind):
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv", ".parquet"])
 def test_one_meaning_for_all_who_read_records(tmp_path, kind):
     path = write(tmp_path / f"a{kind}")
-    labelled, names = read_records(path)
-    assert names.texts == ("question", "sentence")
-    assert [(record.texts, record.label) for record in labelled] == [
-        ((row["question"], row["sentence"]), row["label"]) for row in ROWS
-    ]
     docs = read_docs(TASKS["qnli"], [path])
     assert docs == [{**row, "label": 1} for row in ROWS]
-
-
-def test_questions_of_parquet_as_the_hub_has_them(tmp_path):
-    answers = {"text": ["Denver"], "answer_start": [0]}
-    row = {"id": "1", "context": "Denver won.", "question": "Who?", "answers": answers}
-    (record,) = read_questions(
-        write(tmp_path / "a.parquet", [row]), QuestionFields(), unanswerable=False
-    )
-    assert record.gold == ["Denver"] and record.where.endswith("a.parquet, row 0")
 
 
 def test_a_field_of_parquet_alone(tmp_path):

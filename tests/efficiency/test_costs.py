@@ -1,4 +1,9 @@
-"""Tests of closed-form costs against the paper's table and against torch's FLOP counter."""
+"""Closed forms: FLOPs as torch counts them, the paper's tables, whole runs, plans of clusters."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,8 +12,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
 from layermem.models.registry import list_variants, lookup
-from layermem_bench import presets
-from layermem_bench.efficiency.costs import cost
+from layermem_bench import cli, presets
+from layermem_bench.config.devices import get_device
+from layermem_bench.config.run import Compute, Data, Optim, Run
+from layermem_bench.efficiency.costs import cost, run_cost
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.efficiency.plan import RATIOS, plan
+from layermem_bench.study.costs import plan_arms
+
+ROOT = Path(__file__).parents[2]
+H100 = get_device("h100")
 
 
 def cost_of(name, fields, tokens, counting="honest"):
@@ -34,16 +47,15 @@ def test_the_papers_table(preset, counting, parameters, flops):
     assert lime.training == 3 * lime.forward
 
 
-def test_the_papers_absolute_figures():
+@pytest.mark.parametrize(
+    ("preset", "parameters", "flops"),
+    [("paper-1b-gqa", 1.07607, 2.7615), ("paper-1b-full", 1.17674, 2.9679)],
+)
+def test_the_papers_absolute_figures(preset, parameters, flops):
     """Billions of parameters to five digits; teraFLOPs to what norms and rope may add."""
-    for preset, parameters, flops in (
-        ("paper-1b-gqa", 1.07607, 2.7615),
-        ("paper-1b-full", 1.17674, 2.9679),
-    ):
-        sizes = presets.get_preset(preset).model.sizes()
-        costs = cost_of("plain", sizes, 2048, "paper")
-        assert costs.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
-        assert costs.forward / 1e12 == pytest.approx(flops, rel=5e-3)
+    costs = cost_of("plain", presets.get_preset(preset).model.sizes(), 2048, "paper")
+    assert costs.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
+    assert costs.forward / 1e12 == pytest.approx(flops, rel=5e-3)
 
 
 @pytest.mark.parametrize("name", list_variants())
@@ -61,16 +73,84 @@ def test_the_closed_form_equals_torchs_flop_counter(name):
     assert counted.parameters == model.num_parameters()
 
 
-def test_the_overhead_of_routers_grows_with_depth():
-    def share(depth):
-        fields = {**TINY, "num_hidden_layers": depth}
-        return cost_of("lime", fields, 64).overhead(cost_of("plain", fields, 64))[1]
+@pytest.mark.parametrize("name", ["tiny-lm", "tiny-aet-4", "paper-1b-gqa"])
+def test_costs_of_whole_runs(name):
+    run, plain = presets.get_preset(name), lookup("plain")
+    whole, (fields, length) = run_cost(run), model_sizes(run)
+    assert whole.tokens == run.max_steps * run.optim.batch_size * length
+    step = cost(plain.config(**fields), plain.variant, round(length))
+    assert whole.parameters == step.parameters
+    assert whole.flops == pytest.approx(whole.tokens * step.training / round(length))
 
-    assert share(64) > 6 * share(8) > 0
+
+SMALL = Run(
+    model=replace(presets.get_preset("tiny-lm").model, vocab_size=300, num_key_value_heads=4),
+    data=Data(tokenizer="bytes", block_size=64),
+    optim=Optim(batch_size=16),
+    compute=Compute(micro_batch=4, precision="float32", loss_chunk=0),
+)
 
 
-def test_an_unknown_counting_and_zero_tokens_are_refused():
-    with pytest.raises(ValueError, match="counting must be one of honest, paper, got 'Honest'"):
-        cost_of("plain", TINY, 8, "Honest")
-    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
-        cost_of("plain", TINY, 0)
+@pytest.mark.parametrize("variant", ["plain", "lime"])
+def test_a_plan_counts_what_autograd_keeps(variant):
+    """Unchunked logits are kept once as log-probabilities; their gradients come later."""
+    model = layermem.build(variant, **SMALL.model.sizes())
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and tensor.is_floating_point():
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.randint(300, (4, 64))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    memory = plan(replace(SMALL, variant=variant), {}, H100, 1, 0.4).memory
+    counted = memory["activations"] + memory["slots"] + memory["logits and loss"] / 3
+    assert sum(s.nbytes() for s in kept.values()) == pytest.approx(counted, rel=0.1)
+    assert loss.requires_grad
+
+
+def test_every_arm_is_planned_and_options_change_what_they_say():
+    arms = "plain,value_residual,mudd,recipe+mudd,hyper_connections"
+    plans = plan_arms("paper-150m", arms, H100, 16, 0.4, {})
+    assert list(plans) == arms.split(",")
+    plain = plans["plain"]
+    assert all(p.memory["slots"] > 0 for arm, p in plans.items() if arm != "plain")
+    assert plain.memory["weights"] == 4 * plain.parameters and plain.fits
+    assert plain.seconds == pytest.approx(20_000 * max(plain.arithmetic, plain.network))
+
+    def changed(**changes):
+        return plan_arms("paper-150m", "plain", H100, 16, 0.4, changes)["plain"]
+
+    sharded, again = changed(shard=True), changed(checkpoint_activations=True)
+    assert sharded.memory["optimiser"] == plain.memory["optimiser"] / 16
+    assert sharded.network > plain.network and sharded.arithmetic == plain.arithmetic
+    assert again.memory["activations"] < plain.memory["activations"]
+    assert again.arithmetic == pytest.approx(4 / 3 * plain.arithmetic)
+    assert changed(micro_batch=8).micro_batches == 8
+    assert plan_arms("paper-1b-full", "plain", get_device("rtx4090"), 8, 0.4, {})["plain"].fits is (
+        False
+    )
+
+
+def test_the_measured_ratio_is_the_recorded_one():
+    record = json.loads((ROOT / "benchmarks/results/nvidia-h200_one_group.json").read_text())
+    ratios = record["sections"]["compiled"]["rows"]["150M"]["ratios"]
+    measured = ratios["lime deferred"] / ratios["plain"]
+    assert {("lime", 12, 768): round(measured, 2)} == RATIOS
+    plans = plan_arms("paper-150m", "plain,lime", H100, 64, 0.4, {})
+    assert plans["lime"].arithmetic == pytest.approx(1.25 * plans["plain"].arithmetic)
+
+
+def test_the_page_has_the_tables_of_its_command(capsys):
+    spec = importlib.util.spec_from_file_location("scale", ROOT / "docs" / "scale_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    for table in (module.paper_table(), module.plans_table()):
+        assert f"\n{table}\n" in page, "run python docs/scale_tables.py"
+    cli.main(["costs", "paper-1b-gqa", "--gpus", "1", "--device", "rtx4090"])
+    assert "does not fit" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """Facts of the variants: recorded as they are, shown as a table, and on the page."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -64,8 +63,6 @@ def test_a_pair_adds_up(facts):
 
 
 def test_the_command_prints_the_facts(capsys):
-    cli.main(["list", "variants", "--json"])
-    shown = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in shown][: len(read_facts())] == [r.name for r in read_facts()]
     cli.main(["list", "variants"])
-    assert "2502.09245" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(row.name in shown for row in read_facts()) and "2502.09245" in shown

@@ -1,16 +1,13 @@
-"""`layermem models generate`: batches equal single prompts, draws, ends, chats, what is refused."""
+"""`TextGenerator`: batches equal single prompts, draws, ends, chats, what is refused."""
 
-import io
 import json
 
 import pytest
 import torch
-from small_run import a_run
 from stories import FOLDER, needs_stories
 from tiny import SLOW, TINY
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -23,12 +20,15 @@ from transformers import (
 from layermem.convert.converting import convert
 from layermem.generation.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
 from layermem.generation.generation import TextGenerator, batches
-from layermem.generation.prompts import TextStart, encode_prompts, prompts_of_texts
+from layermem.generation.prompts import (
+    Prompt,
+    TextStart,
+    check_prompts,
+    encode_prompts,
+    prompts_of_texts,
+)
 from layermem.models.registry import lookup
 from layermem_base.generation_settings import GenerationSettings
-from layermem_bench.analysis.earlier_stages import Lineage, stage_of, write_lineage
-from layermem_bench.cli import main
-from layermem_bench.data.document_hashes import Sketch
 
 TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
 
@@ -53,14 +53,6 @@ def make_model(name, **config):
     for field, value in config.items():
         setattr(model.generation_config, field, value)
     return model.eval()
-
-
-@pytest.fixture
-def folder(tmp_path, tokenizer):
-    """A saved model with its tokenizer."""
-    make_model("lime").save_pretrained(tmp_path / "lime")
-    tokenizer.save_pretrained(tmp_path / "lime")
-    return tmp_path / "lime"
 
 
 def run(model, tokenizer, texts=TEXTS, **settings):
@@ -192,29 +184,17 @@ def test_a_stop_text_that_begins_with_a_space_ends_at_the_first_token():
         assert (continuation.reason, continuation.text) == ("stop", text)
 
 
-def test_prompts_are_given_and_continuations_written(folder, capsys, monkeypatch):
-    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6"])
-    shown = capsys.readouterr().out
-    monkeypatch.setattr("sys.stdin", io.StringIO("a b c\n"))
-    main(["models", "generate", str(folder), "--max-new-tokens", "6"])
-    assert capsys.readouterr().out == shown and shown.endswith("\n")
-    main(["models", "generate", str(folder), "a b c", "d", "--max-new-tokens", "6"])
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["prompt"] for row in rows] == ["a b c", "d"]
-    assert rows[0]["completion"] == shown.removesuffix("\n")
-
-
 @needs_stories
-def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path, capsys):
+def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path):
     convert(str(FOLDER), tmp_path / "hf")
     expected = json.loads((FOLDER / "reference_greedy.json").read_text())
     count = len(expected["greedy_ids_from_bos"]) - 1
-    main(["models", "generate", str(tmp_path / "hf"), "", "--max-new-tokens", str(count)])
-    assert capsys.readouterr().out == expected["text"] + "\n"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     start = "Once upon a time, there was a little girl named Lily."
     texts = [start, "Tom had a ball", "The dog", ""]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    (story,) = run(model, tokenizer, [""], max_new_tokens=count)
+    assert story.text == expected["text"]
     alone = run(model, tokenizer, texts, batch_size=1, max_new_tokens=40)
     assert run(model, tokenizer, texts, batch_size=4, max_new_tokens=40) == alone
     # What is generated continues the prompt's text, its first space included.
@@ -230,59 +210,30 @@ TEMPLATE = (
 )
 
 
-def test_chats(folder, tokenizer, tmp_path):
-    with pytest.raises(SystemExit, match="chat template"):
-        main(["models", "generate", str(folder), "a b", "--chat"])
+def test_chats(tokenizer):
+    chat = [{"role": "a", "content": "c"}]
+    prompts = [*prompts_of_texts(["a b"]), Prompt(index=1, content=chat, where="prompt 2")]
+    with pytest.raises(ValueError, match="chat template"):
+        encode_prompts(tokenizer, prompts, chat=True)
     tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    lines = [{"prompt": "a b"}, {"prompt": [{"role": "a", "content": "c"}]}]
-    file = tmp_path / "chats.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    out = tmp_path / "out.jsonl"
-    asked = ["models", "generate", str(folder), "--prompts", str(file), "--max-new-tokens", "5"]
-    main([*asked, "--chat", "--out", str(out)])
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["prompt"] for row in rows] == [line["prompt"] for line in lines]
-    plain = run(make_model("lime"), tokenizer, ["d a b h", "a c h"], max_new_tokens=5)
-    assert [row["completion"] for row in rows] == [each.text for each in plain]
-    with pytest.raises(SystemExit, match="line 2 .* --chat"):
-        main(asked)
+    encoded = encode_prompts(tokenizer, prompts, chat=True)
+    plain = encode_prompts(tokenizer, prompts_of_texts(["d a b h", "a c h"]), chat=False)
+    assert [prompt.ids for prompt in encoded] == [prompt.ids for prompt in plain]
 
 
 @pytest.mark.parametrize(
-    ("lines", "named"),
+    "asked",
     [
-        ("\n\n", "holds no prompt"),
-        ('{"prompt": "a"}\n{"text": "b"}\n', "line 2"),
-        ('{"prompt": [{"role": "u"}]}\n', "line 1"),
-        ('{"prompt": "\\ud800"}\n', "line 1"),
-        ('{"prompt": "a"}\n{"prompt": "%s"}\n' % ("a " * 60), "line 2 has 60 tokens, of which 54"),
+        {"temperature": 0.7},
+        {"do_sample": True, "num_beams": 2},
+        {"do_sample": True, "top_p": 1.5},
+        {"stop": ("",)},
     ],
+    ids=str,
 )
-def test_a_file_without_usable_prompts_is_refused(lines, named, folder, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(lines)
-    with pytest.raises(SystemExit, match=named):
-        main(["models", "generate", str(folder), "--prompts", str(file), "--max-new-tokens", "10"])
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        (["a", "--temperature", "0.7"], "temperature"),
-        (["a", "--do-sample", "--num-beams", "2"], "--num-beams"),
-        (["a", "--do-sample", "--top-p", "1.5"], "top_p"),
-        (["a", "--stop", ""], "stop"),
-        (["a", "--prompts", "b.jsonl"], "--prompts"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["a " * 70, "--max-new-tokens", "10"], "70 tokens"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused(asked, named, folder, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["models", "generate", str(folder), *asked])
-    # Errors of options stand in a box of the parser's.
-    assert named in f"{capsys.readouterr().err} {left.value}"
+def test_settings_that_cannot_be_are_refused(asked):
+    with pytest.raises(ValueError):
+        GenerationSettings(**asked)
 
 
 @pytest.mark.parametrize("options", [{"do_sample": True}, {"num_beams": 2}], ids=str)
@@ -293,15 +244,14 @@ def test_nan_is_no_score(options, tokenizer):
         run(model, tokenizer, TEXTS[:1], **options)
 
 
-def test_models_that_cannot_answer_are_refused(folder, tokenizer):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    with pytest.raises(SystemExit, match="has no tokenizer"):
-        main(["models", "generate", str(folder), "a"])
+def test_prompts_that_a_model_cannot_read_are_refused(tokenizer):
+    config = make_model("lime").config
+    check_prompts(encode_prompts(tokenizer, prompts_of_texts(["a"]), chat=False), config, 10)
     tokenizer.add_tokens(["more"])
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(SystemExit, match="prompt 1 has token 61"):
-        main(["models", "generate", str(folder), "a more", "--max-new-tokens", "5"])
+    for text, named in (("a more", "prompt 1 has token 61"), ("a " * 60, "60 tokens")):
+        prompts = encode_prompts(tokenizer, prompts_of_texts([text]), chat=False)
+        with pytest.raises(ValueError, match=named):
+            check_prompts(prompts, config, 10)
 
 
 def test_an_end_token_that_the_tokenizer_adds_is_left_out(tokenizer):
@@ -328,25 +278,6 @@ def test_a_model_is_read_behind_what_it_has_learnt(tokenizer):
     # Where documents were kept apart, nothing stood before them.
     with pytest.raises(ValueError, match="is empty, and there is no BOS or EOS token"):
         encode_prompts(tokenizer, prompts, chat=False, start=TextStart(added=False))
-
-
-@pytest.mark.parametrize(("new", "warns"), [(4, False), (5, True)])
-def test_texts_longer_than_those_of_training_are_named(new, warns, folder, tmp_path, caplog):
-    """Blocks of eight tokens, four of which are the prompt's; of a model of others nothing is known
-    of its texts."""
-    config = AutoConfig.from_pretrained(folder)
-    stage = stage_of(a_run(tmp_path, data={"block_size": 8}), Sketch())
-    write_lineage(config, Lineage(stages=(stage,)))
-    config.save_pretrained(folder)
-    main(["models", "generate", str(folder), "a b c a", "--max-new-tokens", str(new)])
-    said = [message for message in caplog.messages if "was trained on texts of" in message]
-    assert bool(said) == warns
-    assert not warns or "8 tokens, and the longest prompt has 4, with --max-new-tokens 5" in said[0]
-    caplog.clear()
-    write_lineage(config, Lineage(before="org/base", stages=(stage,)))
-    config.save_pretrained(folder)
-    main(["models", "generate", str(folder), "a b c a", "--max-new-tokens", str(new)])
-    assert not any("was trained on texts of" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])

@@ -12,11 +12,11 @@ from layermem_bench.data.published_models import PUBLISHED
 FETCH = """
 import logging, sys
 from pathlib import Path
-from layermem_bench.data.fetching import UnreachableIndex, fetch
+from layermem_bench.data.fetching import fetch
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 try:
     fetch(sys.argv[1], Path(sys.argv[2]))
-except UnreachableIndex as error:
+except ConnectionError as error:
     print(error)
     sys.exit(75)
 """

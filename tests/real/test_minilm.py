@@ -1,14 +1,16 @@
 """MiniLM, a BERT of 6 layers, with layer memory: embeddings of sentences, labels."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from forked import run_script
 from transformers import AutoModel, AutoTokenizer
 
 import layermem
 from layermem.retrofit import router_parameters
-from layermem_bench.cli import main
 
 pytestmark = pytest.mark.real
 SENTENCES = [
@@ -51,9 +53,8 @@ BAD = ["dreadful", "a bore", "a mess", "painful", "awful", "tedious", "a failure
 ABOUT = ["The film was", "I found the play", "Her new book is", "The meal was", "This game is"]
 
 
-def test_it_learns_labels(minilm_folder, tmp_path, monkeypatch):
+def test_it_learns_labels(minilm_folder, tmp_path):
     """The sentiment of sentences whose words of praise and blame were not all seen."""
-    monkeypatch.chdir(tmp_path)
     for name, half in (("train", slice(0, 6)), ("valid", slice(6, 8))):
         rows = [
             {"text": f"{about} {word}.", "label": label}
@@ -62,9 +63,10 @@ def test_it_learns_labels(minilm_folder, tmp_path, monkeypatch):
             for about in ABOUT
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    command = "train --records train.jsonl --validation valid.jsonl --train all --out run"
-    main([*command.split(), "--host", str(minilm_folder), "--max-steps", "24", "--batch-size", "8"])
-    result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
-    # A guess is right in half of the 20; 95% were measured.
-    assert (result["count"], result["chance"]) == (20, 0.5)
-    assert result["accuracy"] >= 0.8
+    options = ["--data=train.jsonl", "--validation=valid.jsonl", "--steps=24", "--lr=5e-5"]
+    script = Path(__file__).parents[2] / "examples" / "encoders.py"
+    options += [f"--model={minilm_folder}", "--out=run"]
+    status, output, errors = run_script(script, options, folder=tmp_path)
+    assert status == 0, errors
+    # A guess is right in half of the 20.
+    assert float(re.search(r"\nwith memory: accuracy (\S+)", output)[1]) >= 0.8

@@ -1,17 +1,14 @@
 """Test what a page shows of an analysis, and that a file of another version is refused."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from recorded import an_analysis, record
+from recorded import an_analysis
 
-from layermem_bench import cli
 from layermem_bench.report import analysis, figures
 from layermem_bench.report.depth import routing_section
 from layermem_bench.report.page import Link
 from layermem_bench.results.analysis import DepthMixture
-from layermem_bench.results.files import to_json
 
 
 @pytest.fixture
@@ -132,23 +129,3 @@ def test_a_page_begins_with_what_came_out(undrawn):
     lead = analysis.build(replace(MADE_UP, models={"lime": MADE_UP.models["lime"]})).lead
     assert "values of lime" in lead and "0.65 nats" in lead
     assert "tells a, b apart" in lead and "accuracy of 70%" in lead and "50% of what" in lead
-
-
-def test_a_file_of_another_version_is_refused_by_report(tmp_path):
-    run = record(tmp_path / "run")
-    file = tmp_path / "analysis.json"
-    options = ["report", str(run), "--analysis", str(tmp_path), "--out", str(tmp_path / "page")]
-    for changes, message in (
-        ({"version": 2}, "analysis.json was written in version 2, and .* version 1 of analysis"),
-        ({"version": None}, "analysis.json was written in version None, and .* version 1"),
-        ({"models": {"lime": {}}}, r"analysis.json is damaged \(models.lime.about, "),
-        ({"kind": "costs"}, "analysis.json is not what layermem analyze writes"),
-    ):
-        values = {**json.loads(to_json(MADE_UP)), **changes}
-        file.write_text(json.dumps({name: v for name, v in values.items() if v is not None}))
-        with pytest.raises(SystemExit, match=message):
-            cli.main(options)
-    # As it was written, it is read.
-    file.write_text(to_json(MADE_UP))
-    cli.main(options)
-    assert "What lime reads" in (tmp_path / "page" / "index.html").read_text()

@@ -1,15 +1,9 @@
 """Evaluations as tables, forest plots and a sentence, on their own page and on that about runs."""
 
 import math
-from dataclasses import replace
 
-import pytest
-from recorded import record
-
-from layermem_bench import cli
 from layermem_bench.report.eval import build, over_seeds, sentence, tables
 from layermem_bench.results.eval import Difference, EvalOptions, EvalResult, Part, Row, Score, Table
-from layermem_bench.results.files import to_json
 from layermem_bench.results.intervals import holm, p_value, paired
 
 ARMS = {"plain": ("a0", "a1", "a2"), "lime": ("b0", "b1", "b2")}
@@ -173,32 +167,3 @@ def test_one_seed_or_no_arms_make_no_means():
     one = {arm: names[:1] for arm, names in ARMS.items()}
     for arms in (one, {}):
         assert over_seeds(result_of(row(SHARES), arms=arms), "right") is None
-
-
-@pytest.fixture
-def run(tmp_path):
-    return record(tmp_path / "lime", variant="lime")
-
-
-def save(folder, result):
-    folder.mkdir()
-    (folder / "eval.json").write_text(to_json(result), encoding="utf-8")
-    return folder
-
-
-def test_each_has_its_section_on_the_page_about_runs(tmp_path, run, capsys):
-    first, second = (result_of(row({"lime": value})) for value in (0.625, 0.875))
-    several = replace(second, parts=(*second.parts, replace(second.parts[0], title="Another")))
-    folders = [save(tmp_path / "first", first), save(tmp_path / "second", several)]
-    out = tmp_path / "report"
-    cli.main(["report", str(run), "--out", str(out), "--evaluation", *map(str, folders)])
-    page = (out / "index.html").read_text(encoding="utf-8")
-    for shown in ("A part (1)", "62.5%", "A part (2)", "Another (2)", "87.5%"):
-        assert shown in page
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path, run):
-    (tmp_path / "empty").mkdir()
-    asked = ["report", str(run), "--out", str(tmp_path / "r"), "--evaluation"]
-    with pytest.raises(SystemExit, match=r"empty.eval.json does not exist; layermem eval writes"):
-        cli.main([*asked, str(tmp_path / "empty")])

@@ -1,91 +1,211 @@
-"""Figures: a variant has one colour wherever it is drawn; files are read on light and on dark."""
+"""Figures: XML in the page's ink, a style for each variant, curves, what the paper draws."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from made_up import a_comparison, a_result
 
 from layermem.models.registry import list_variants
-from layermem_bench.report import figures
+from layermem_bench.paper import get_artefact
+from layermem_bench.report import depth, drawings, figures
+from layermem_bench.results.analysis import DepthMixture
+from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import Interval
+from layermem_bench.results.study import (
+    Drawing,
+    Metric,
+    PaperNumber,
+    Point,
+    StudyResult,
+    Validation,
+)
+
+RECORDS = Path(__file__).parents[2] / "docs" / "records" / "artefacts"
+ONE, SINGLE = Interval(mean=0.5, half=0.1, count=3), Interval(mean=0.5, half=np.inf, count=1)
+NAME = "a_$b_{c$<b>"
 
 
-def test_every_variant_has_a_style_of_its_own():
+def drawn(name="a"):
+    return {
+        "curves": figures.drawing(
+            figures.curves({name: ([1, 2], [0.3, 0.4])}, across="x", up=name, scale="share")
+        ),
+        "doubling": figures.drawing(
+            figures.curves({name: ([8, 16, 32], [1, 2, 3])}, across="x", up="y")
+        ),
+        "bars": figures.bars({name: (0.1, 0.2, 0.3), "b": (0.0, 0.0, 0.1)}, up="y", chance=0.1),
+        "forest": figures.forest({name: ONE, "one seed": SINGLE}, is_share=True, across="x"),
+        "against": figures.against({name: (8.0, ONE), "b": (8.0, SINGLE)}, across="x", up="y"),
+        "heatmap": figures.heatmap(np.eye(4), across="x", up="y"),
+        "large": figures.heatmap(np.eye(40), across="x", up="y"),
+        "rows": figures.rows(np.eye(3), across="x", up=[name, "b", "c"]),
+        "signed": figures.rows(np.array([[-1, np.nan]]), across=["x", "y"], up=[name], signed=True),
+        "words": figures.drawing(figures.scatter([[0, 1], [1, 0]], [0, 1], [name, "b"])),
+    }
+
+
+def test_drawings_are_xml_in_the_pages_own_ink_and_the_same_each_time():
+    again, ids = drawn(), []
+    for name, svg in drawn().items():
+        ElementTree.fromstring(svg)
+        assert "currentColor" in svg and figures.INK not in svg and svg == again[name], name
+        ids.append(set(re.findall(r'\bid="([^"]+)"', svg)))
+        used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
+        assert used <= ids[-1]
+    # On one page no two of them meet.
+    assert sum(map(len, ids)) == len(set().union(*ids))
+
+
+def test_names_are_names_and_no_markup_or_formula():
+    shown = {kind: "a_$b_{c$&lt;b&gt;" in svg for kind, svg in drawn(NAME).items()}
+    assert [kind for kind, is_whole in shown.items() if not is_whole] == ["heatmap", "large"]
+
+
+def test_every_variant_has_a_style_of_its_own_wherever_it_is_drawn():
     names = [*list_variants(), "recipe"]
     styles = {name: figures.styles_of([name])[name] for name in names}
     assert len(set(styles.values())) == len(names), "give the new variant a style in figures.py"
-    colours = [colour for colour, _, _ in figures.STYLES]
-    assert len(set(colours)) == len(colours) and max(styles.values()) < len(colours)
+    for others in (["plain", "lime"], ["lime", "mudd", "plain"], ["x", "lime"]):
+        assert figures.styles_of(others)["lime"] == styles["lime"]
+    of_arms = figures.styles_of(["lime:router=last", "lime", "lime:router=average", "other"])
+    assert of_arms["lime"] == styles["lime"] and len(set(of_arms.values())) == 4
 
 
-@pytest.mark.parametrize("names", [["plain", "lime"], ["lime", "mudd", "plain"], ["x", "lime"]])
-def test_the_others_do_not_change_the_style_of_a_variant(names):
-    styles = figures.styles_of(names)
-    assert list(styles) == names
-    assert styles["lime"] == figures.styles_of(["lime"])["lime"]
-    assert len(set(styles.values())) == len(names)
+@pytest.mark.parametrize("count", [4, 19])
+def test_many_names_stand_below_the_axes(count, tmp_path):
+    """Within, they would hide the curves; outside of the figure nobody reads them."""
+    series = {f"arm {i}": ([1, 2], [i, i]) for i in range(count)}
+    figures.save([figures.curves(series, across="tokens", up="loss")], tmp_path / "a.svg")
+    svg = ElementTree.parse(tmp_path / "a.svg")
+    whole = float(svg.getroot().get("height")[:-2])
+    assert (whole == pytest.approx(3.1 * 72)) == (count == 4)
+    at = {t.text: float(t.get("y")) for t in svg.iter("{http://www.w3.org/2000/svg}text") if t.text}
+    named = [at[name] for name in series]
+    assert max(named) < whole and (at["tokens"] < min(named)) == (count > 4)
 
 
-def test_arms_of_one_variant_are_told_apart():
-    styles = figures.styles_of(["lime:router=last", "lime", "lime:router=first", "LIMe, seed 1"])
-    assert styles["lime"] == figures.styles_of(["LIMe"])["LIMe"]
-    assert len(set(styles.values())) == 4
-    # Alone, an arm has its variant's; what no variant is has never the plain decoder's or LIMe's.
-    assert figures.styles_of(["lime:router=last"]) == {"lime:router=last": styles["lime"]}
-    free = set(figures.styles_of(f"x{i}" for i in range(9)).values())
-    assert not free & set(figures.styles_of(["plain", "lime", "mudd"]).values())
-    # More than there are styles share some.
-    assert len(figures.styles_of(f"x{i}" for i in range(40))) == 40
-
-
-def test_a_file_is_read_on_light_and_on_dark(tmp_path):
-    plot = figures.curves({"lime": ([0, 1], [1, 2])}, across="step", up="loss")
+def test_a_file_has_the_format_of_its_name(tmp_path):
+    plot = figures.curves({"a": ([1], [1.0])}, across="x", up="y")
+    figures.save([plot, plot, plot], tmp_path / "new" / "a.png")
+    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
     figures.save([plot], tmp_path / "a.svg")
-    text = (tmp_path / "a.svg").read_text()
-    assert text.startswith(f"<!-- matplotlib {matplotlib.__version__} -->\n<svg")
-    assert "prefers-color-scheme:dark" in text and "currentColor" in text
-    about = figures.on_own_ground(figures.drawing(plot), title="a < b", description="1 & 2")
-    root = ElementTree.fromstring(about)
-    assert [(each.tag.partition("}")[2], each.text) for each in root[:2]] == [
-        ("title", "a < b"),
-        ("desc", "1 & 2"),
+    assert "prefers-color-scheme:dark" in (tmp_path / "a.svg").read_text()
+    with pytest.raises(ValueError, match=r"\.svg, \.png or \.pdf"):
+        figures.check(tmp_path / "a.foo")
+
+
+def rows(*losses, tokens=10):
+    return tuple(
+        Validation(step=i, tokens=tokens * i, val_loss=loss) for i, loss in enumerate(losses, 1)
+    )
+
+
+def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
+    three = [rows(3.0, 2.0, 1.0), rows(6.0, 5.0, tokens=12), rows(9.0, 2.0, tokens=14)]
+    arms = {"a": three, "b": [rows(4.0)], "c": [[]]}
+    series, bands = drawings.curves_of_arms(arms, "tokens", "val_loss")
+    # The third step is of one seed alone; nothing is known of c.
+    assert series == {"a": ([12, 24], [6.0, 3.0]), "b": ([10], [4.0])}
+    assert bands == {"a": ([3.0, 2.0], [9.0, 5.0]), "b": ([4.0], [4.0])}
+    assert drawings.curves_of_arms({"a": three}, "tokens", "val_accuracy") == ({}, {})
+
+
+def test_curves_are_of_what_was_validated_and_say_what_is_missing(tmp_path):
+    made = a_comparison({"plain": (1.0, None), "lime": (1.0, 1.5), "mudd": (2.0, 2.0)})
+    runs = [r if r.arm == "mudd" else replace(r, validations=rows(3.0, 1.0)) for r in made.runs]
+    result = replace(made, runs=tuple(runs))
+    (figure,) = drawings.learning_curves(result, result.boards[0])
+    assert ">lime<" in figure.svg and ">mudd<" not in figure.svg
+    assert "ended of: plain, mudd." in figure.caption and "recorded of: mudd." in figure.caption
+    drawings.draw_curves(result, tmp_path / "curves.svg")
+    assert ">plain<" in (tmp_path / "curves.svg").read_text()
+    with pytest.raises(ValueError, match="no validation"):
+        drawings.draw_curves(made, tmp_path / "none.svg")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Return what is asked of the drawing functions, which draw it."""
+    asked = []
+
+    def watched(name):
+        draw = getattr(figures, name)
+
+        def call(*args, **kwargs):
+            asked.append((args, kwargs))
+            return draw(*args, **kwargs)
+
+        monkeypatch.setattr(figures, name, call)
+
+    watched("curves")
+    watched("forests")
+    return asked
+
+
+def test_figure_6_of_the_record_is_drawn(seen):
+    result = read_result(StudyResult, RECORDS / "fig6-tiny.json")
+    (figure,) = drawings.paper_figures(
+        replace(result, drawings=get_artefact("fig6").drawings("tiny"))
+    )
+    ((((series), *_), options),) = seen
+    assert list(series) == ["plain", "lime"] and series["lime"][0] == [8, 16, 32, 64]
+    values = result.computed("validation loss")["lime, 64 layers"].values()
+    assert series["lime"][1][-1] == pytest.approx(sum(values) / len(values))
+    low, high = options["bands"]["lime"]
+    assert low[-1] < min(values) < max(values) < high[-1] and "no numbers" in figure.caption
+
+
+def test_the_papers_numbers_stand_beside_ours_in_lines_and_bars(seen):
+    points = tuple(
+        Point(quantity=f"right, {n}", arm=arm, line=arm, at=n)
+        for arm in ("plain", "lime")
+        for n in (4, 6)
+    )
+    paper = PaperNumber(quantity="right, 6", arm="lime", value=0.716, where="", is_share=True)
+    values = {f"right, {n}": {"plain": (0.3, 0.5), "lime": (0.5, 0.7)} for n in (4, 6)}
+    metrics = dict.fromkeys(values, Metric(is_share=True, chance=0.1))
+    lines = Drawing(kind="lines", up="right answers", across="operands", points=points)
+    bars = Drawing(kind="bars", up="right answers")
+    result = a_result(
+        values, seeds=(0, 1), metrics=metrics, papers=(paper,), drawings=(lines, bars)
+    )
+    assert len(drawings.paper_figures(result)) == 2
+    ((series,), options), ((parts,), more) = seen
+    assert series["lime, the paper"] == ([6], [0.716]) and options["scale"] == "share"
+    assert series["plain"] == ([4, 6], [0.4, 0.4])
+    assert {part: list(arms) for part, arms in parts.items()} == {"right, 6": ["plain", "lime"]}
+    assert more["marks"] == {("right, 6", "lime"): 0.716} and more["lines"] == {"right, 6": 0.1}
+    # What is not evaluated is not drawn.
+    assert not drawings.paper_figures(replace(result, rows=()))
+
+
+def a_mixture(place, sources, readers=("query", "key"), spread=0.5):
+    size = len(readers), len(sources)
+    values = np.arange(1.0, 1 + size[0] * size[1]).reshape(size)
+    mean, deviation = (tuple(map(tuple, (by * values).tolist())) for by in (-1, spread))
+    return DepthMixture(
+        place=place, readers=readers, sources=sources, mean=mean, deviation=deviation
+    )
+
+
+def test_the_weights_over_depth_have_a_map_for_each_reader():
+    mixtures = [
+        a_mixture("layer 1, attention", ("embedding", "layer 0")),
+        a_mixture("layer 2, attention", ("layer 1", "embedding")),
+        a_mixture("final norm", ("embedding", "layer 0", "layer 1"), readers=("residual",)),
     ]
-
-
-def axes_of(plot):
-    axes = Figure().add_subplot()
-    plot(axes)
-    return axes
-
-
-def labels(axes):
-    low, high = axes.get_xlim()
-    axes.figure.canvas.draw()
-    return [
-        text
-        for at, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
-        if low <= at <= high
-        for text in [text.get_text()]
-    ]
-
-
-def test_tick_labels_have_room():
-    axes = axes_of(figures.curves({"lime": ([0, 180_000], [1, 2])}, across="tokens", up="loss"))
-    assert len(labels(axes)) <= 8 and "90k" in labels(axes)
-    few = axes_of(figures.curves({"lime": ([0, 8], [1, 2])}, across="layer", up="loss"))
-    assert "4" in labels(few)
-
-
-def test_places_that_double_are_equally_far_apart():
-    series = {"lime": ([0, 1, 2, 4, 8, 16], [1] * 6)}
-    axes = axes_of(figures.curves(series, across="tokens before", up="loss"))
-    assert {"0", "1", "2", "4", "8", "16"} >= set(labels(axes)) >= {"1", "4", "16"}
-    x = [axes.transData.transform((place, 1))[0] for place in (2, 4, 8, 16)]
-    assert x[1] - x[0] == pytest.approx(x[2] - x[1]) == pytest.approx(x[3] - x[2])
-
-
-@pytest.mark.parametrize("layers", [2, 12, 13, 30, 128])
-def test_layers_of_a_map_have_room(layers):
-    shown = labels(axes_of(figures.triangle(np.eye(layers), across="source layer", up="layer")))
-    assert shown[0] == "0" and min(layers, 7) <= len(shown) <= 12
+    places, sources, matrix = depth.tabulate(mixtures, "key", deviation=False)
+    assert places == ["layer 1, attention", "layer 2, attention"]
+    assert sources == ["embedding", "layer 0", "layer 1"]
+    np.testing.assert_array_equal(matrix, [[-3, -4, np.nan], [-4, np.nan, -3]])
+    _, _, matrix = depth.tabulate(mixtures, "residual", deviation=True)
+    np.testing.assert_array_equal(matrix, [[0.5, 1, 1.5]])
+    section = depth.mixtures_section("mudd", mixtures)
+    readers = ["query", "key", "residual"]
+    assert [[name for name, _ in s.options] for s in section.switches] == [readers, readers]
+    same = [a_mixture("layer 0, mlp", ("embedding", "layer 0"), ("residual",), spread=0)]
+    assert len(depth.mixtures_section("denseformer", same).switches) == 1

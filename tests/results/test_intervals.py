@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from scipy import stats
 
 import layermem_bench.results.intervals
 from layermem_bench.results.intervals import (
@@ -78,8 +79,6 @@ def test_rounding_is_not_taken_for_how_pairs_vary():
 
 
 def test_p_values_equal_those_of_scipy():
-    from scipy import stats
-
     ours, theirs = [1.0, 2.5, 2.0, 4.0], [0.5, 2.7, 1.0, 2.0]
     expected = stats.ttest_rel(ours, theirs).pvalue
     assert p_value(paired(ours, theirs)) == pytest.approx(float(expected))
@@ -90,8 +89,6 @@ def test_holm_by_hand():
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
-    with pytest.raises(ValueError, match=r"between 0 and 1, got 0.1, nan"):
-        holm([0.1, math.nan])
 
 
 def test_importing_it_is_cheap():
@@ -109,23 +106,13 @@ def test_importing_it_is_cheap():
     )
 
 
-def test_what_is_not_finite_is_refused():
-    # Of NaN alone statistics.stdev raises an AttributeError.
-    for values in ([math.nan, math.nan], [1.0, math.inf], [math.nan]):
-        with pytest.raises(ValueError, match="an interval needs finite values, got"):
-            interval(values)
-
-
-def test_quantiles_fall_to_the_normals():
-    halves = [interval([0.0, 1.0] * n).half * math.sqrt(2 * n) for n in range(1, 60)]
-    assert halves == sorted(halves, reverse=True)
-
-
 def test_pairs_one_value_and_none():
     assert paired([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).half == 0
     assert interval([2.0]).half == math.inf
-    with pytest.raises(ValueError, match="at least one"):
-        interval([])
+    # Of NaN alone statistics.stdev raises an AttributeError.
+    for values in ([], [math.nan, math.nan], [1.0, math.inf]):
+        with pytest.raises(ValueError, match="finite values"):
+            interval(values)
     with pytest.raises(ValueError):
         paired([1.0], [1.0, 2.0])
 
@@ -135,25 +122,17 @@ def test_shares():
     assert proportion(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
     assert proportion(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert proportion(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-    # Results recorded before were computed with 1.96 in place of the quantile, 1.95996.
     for right, count in ((1432, 2000), (842, 1000), (7, 30)):
-        share, spread = right / count, 1.96**2 / count
-        middle = (share + spread / 2) / (1 + spread)
-        half = math.sqrt(share * (1 - share) * spread + (spread / 2) ** 2) / (1 + spread)
-        assert proportion(right, count) == pytest.approx((middle - half, middle + half), abs=1e-5)
+        of_scipy = stats.binomtest(right, count).proportion_ci(method="wilson")
+        assert proportion(right, count) == pytest.approx(tuple(of_scipy), rel=1e-12)
     # A sum of shares lies between two whole numbers, and so does its interval.
     for end in (0, 1):
         below, middle, above = (proportion(right, 30)[end] for right in (7, 7.5, 8))
         assert below < middle < above
         assert proportion(7 + 1e-12, 30)[end] == pytest.approx(below, rel=1e-9)
-    low, high = proportion(1432, 2000)
-    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.716 * 0.284 / 2000), rel=1e-2)
     # Exactly at the ends, whatever the count: what is drawn from an interval lies within it.
     counts = (*range(1, 200), 1000, 2999)
     assert all(proportion(n, n)[1] == 1 and proportion(0, n)[0] == 0 for n in counts)
-    for right, count in ((0, 0), (3, 2), (-1, 2)):
-        with pytest.raises(ValueError, match="a proportion needs"):
-            proportion(right, count)
 
 
 def test_mcnemar_is_the_exact_test_of_the_items_that_differ():
@@ -161,8 +140,6 @@ def test_mcnemar_is_the_exact_test_of_the_items_that_differ():
     assert mcnemar(1, 9) == mcnemar(9, 1) == pytest.approx(22 / 1024)
     assert mcnemar(0, 6) == pytest.approx(2 / 64)
     assert mcnemar(4, 4) == mcnemar(0, 0) == 1
-    with pytest.raises(ValueError, match="at least 0, got -1 and 2"):
-        mcnemar(-1, 2)
 
 
 def test_the_interval_of_a_ratio_of_equal_denominators_is_that_of_the_mean():
@@ -185,8 +162,6 @@ def test_the_interval_of_a_difference_is_paired_and_of_ratios_of_sums():
     # One without a denominator is no item, and a single one has no interval.
     assert ratio_interval([([*hard, 0.0], [*sizes, 0.0])]).ends == pytest.approx((low, high))
     assert ratio_interval([([1.0, 0.0], [1.0, 0.0])]) is None
-    with pytest.raises(ValueError, match="got 3"):
-        ratio_interval([([1.0, 2.0], [1.0, 1.0])] * 3)
 
 
 @pytest.mark.parametrize("documents", [2, 3, 10])
@@ -251,8 +226,6 @@ def test_each_look_pays_more():
     assert holm([0.01, 0.02], looks=2) == pytest.approx([0.08, 0.08])
     pairs = paired([1.0, 2.0, 3.5], [0.5, 1.1, 2.2])
     assert adjusted_p_values({"a": pairs}, looks=2) == {"a": 4 * p_value(pairs)}
-    with pytest.raises(ValueError, match="at least one look, got 0"):
-        price_of_looks(0)
 
 
 def test_the_same_seeds_again_are_no_further_look():
@@ -278,8 +251,6 @@ def test_adding_seeds_until_there_is_a_difference_seldom_finds_one():
 
 def test_how_many_pairs_settle_a_difference():
     """An effect of half a standard deviation needs 34 pairs, of a whole one 10 (Cohen's tables)."""
-
-    from scipy import stats
 
     def an_interval(effect, count=6):
         half = float(stats.t.ppf(0.975, count - 1)) / math.sqrt(count)

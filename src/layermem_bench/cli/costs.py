@@ -5,14 +5,14 @@ from pathlib import Path
 
 import tyro
 
-from layermem_base.number_ranges import at_least, number
-from layermem_bench.cli import plan
+from layermem_base.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import show
+from layermem_bench.config.devices import get_device
 from layermem_bench.results.costs import MeasuringOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs(plan.PlanOptions, MeasuringOptions):
+class Costs(MeasuringOptions):
     """Count what variants cost, in closed form; --measure: the time and memory of a step too;
     --gpus: what it would take to train them."""
 
@@ -30,32 +30,45 @@ class Costs(plan.PlanOptions, MeasuringOptions):
     """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
     out: Path | None = None
     """File for the figures, as JSON; layermem report reads it."""
-    figure: Path | None = None
-    """File (svg, png, pdf) for curves along --layers or --widths."""
+    gpus: int | None = number(None, at_least(1))
+    """Devices that would train the presets: memory of each, time and GPU-hours are printed, in
+    closed form; None: nothing of them."""
+    device: str | None = None
+    """With --gpus: which devices (h100, h200, a100-80gb, b200, l40s, rtx4090, ...)."""
+    utilisation: float = number(0.4, SHARE)
+    """With --gpus: share of a device's peak FLOPs that arithmetic reaches, as assumed."""
+    micro_batch: int | None = number(None, at_least(1))
+    """With --gpus: sequences that a device computes at once; None: the preset's."""
+    shard: bool = False
+    """With --gpus: parameters are sharded over devices (FSDP2), whatever the preset says; without
+    it and in the preset they are copied to each (DDP)."""
+    checkpoint_activations: bool = False
+    """With --gpus: layers are computed again in the backward, whatever the preset says."""
 
     def __post_init__(self) -> None:
-        if not self.presets or not self.modes:
-            raise ValueError("name at least one preset and one of --modes")
-        plan.check(self)
-        if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:
-            raise ValueError("a figure needs two sizes: --layers 4 8 16, or --widths 64 128")
+        if (self.gpus is None) != (self.device is None):
+            raise ValueError("--gpus and --device go together: how many devices, and which (h100)")
+        if self.device is not None:
+            get_device(self.device)
 
 
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
-    if options.gpus is not None:
-        plan.plan(options)
-        return
     from layermem_base.files import write_atomically
-    from layermem_bench.report import cost_tables, figures
+    from layermem_bench.report import cost_tables
     from layermem_bench.results.files import to_json
-    from layermem_bench.study.boards import parse_arms
-    from layermem_bench.study.costs import count_costs
+    from layermem_bench.study.costs import count_costs, plan_arms
 
-    if options.figure is not None:
-        figures.check(options.figure)
-        if len(parse_arms(options.variants)) < 2:
-            raise ValueError("a figure needs two --variants: it shows how much more one costs")
+    if options.gpus is not None and options.device is not None:
+        device = get_device(options.device)
+        of_run = ("micro_batch", "shard", "checkpoint_activations", "precision")
+        given = {name: value for name in of_run if (value := getattr(options, name))}
+        for preset in options.presets:
+            plans = plan_arms(
+                preset, options.variants, device, options.gpus, options.utilisation, given
+            )
+            show(cost_tables.plan_table(preset, plans, device, options.gpus, options.utilisation))
+        return
     names = [field.name for field in fields(MeasuringOptions)]
     measuring = MeasuringOptions(**{name: getattr(options, name) for name in names})
     result = count_costs(
@@ -74,5 +87,3 @@ def costs(options: Costs, command: str) -> None:
     show(cost_tables.cache_table(result.points))
     if options.measure:
         show(cost_tables.measured_table(result))
-    if options.figure is not None:
-        cost_tables.draw(result, options.figure)

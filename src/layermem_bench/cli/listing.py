@@ -1,11 +1,10 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
-import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -16,24 +15,12 @@ from layermem_bench.cli.screen import format_plainly, screen, show
 
 @dataclass(frozen=True, kw_only=True)
 class ListAny:
-    """Show what there is: presets, variants, tasks, evals (evaluation tasks) or studies, those of
-    plugins too. `layermem list tasks arithmetic` shows problems of a task."""
+    """Show what there is, those of plugins too: presets with what they cost as the plain decoder,
+    variants with what they add at the shape of paper-1b-gqa, tasks, evals (evaluation tasks) or
+    studies. `layermem list tasks arithmetic` shows problems of a task."""
 
     kind: tyro.conf.Positional[Literal["presets", "variants", "tasks", "evals", "studies"]]
-    """What is shown; each has options of its own: layermem list presets --help."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListPresets:
-    """List presets with what they cost as the plain decoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListVariants:
-    """List the variants with what they add to the plain decoder at the shape of paper-1b-gqa."""
-
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON in place of a table."""
+    """What is shown; some have options of their own: layermem list tasks --help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +40,6 @@ class ListTasks:
     task_options: tuple[str, ...] = ()
     """What the task is made of, each NAME=VALUE; `layermem list tasks` alone shows which there
     are."""
-    against: int = number(0, at_least(0))
-    """Training problems, of the same seed, that the problems are compared with: what they share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,35 +62,9 @@ class ListStudies:
     """Folder of runs and results."""
 
 
-def parse(args: Sequence[str]) -> Any:
-    """Return the options of a list, an instance of its dataclass."""
-    kinds: dict[str, type[Any]] = {
-        "presets": ListPresets,
-        "variants": ListVariants,
-        "tasks": ListTasks,
-        "evals": ListEvals,
-        "studies": ListStudies,
-    }
-    if not args or args[0] not in kinds:
-        return read_options(ListAny, "list", args)
-    return read_options(kinds[args[0]], f"list {args[0]}", args[1:])
-
-
-def list_(options: Any, command: str) -> None:
-    """Print a list."""
-    shown: dict[type[Any], Callable[[Any], None]] = {
-        ListPresets: _presets,
-        ListVariants: _variants,
-        ListTasks: _tasks,
-        ListEvals: _evals,
-        ListStudies: _studies,
-    }
-    shown[type(options)](options)
-
-
-def _presets(options: ListPresets) -> None:
+def _presets(options: ListAny) -> None:
     from layermem_bench import presets
-    from layermem_bench.efficiency.run_costs import run_cost
+    from layermem_bench.efficiency.costs import run_cost
     from layermem_bench.report.numbers import with_unit
     from layermem_bench.report.page import Table
 
@@ -132,7 +91,7 @@ def _variant_names() -> list[str]:
     return [row.name for row in read_facts()] if registry is None else registry.list_variants()
 
 
-def _variants(options: ListVariants) -> None:
+def _variants(options: ListAny) -> None:
     from layermem_bench.efficiency.variant_facts import COLUMNS, PRESET, find_facts, read_facts
     from layermem_bench.report.page import Table
 
@@ -142,9 +101,6 @@ def _variants(options: ListVariants) -> None:
         from layermem_bench.presets import get_preset
 
         facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(row) for row in facts], indent=1) + "\n")
-        return
     caption = (
         f"At the shape of the preset {PRESET}, default fields: parameters and forward FLOPs a "
         "token beyond the plain decoder's; bytes in bfloat16 that a layer hands to later ones, and "
@@ -155,45 +111,26 @@ def _variants(options: ListVariants) -> None:
 
 
 def _tasks(options: ListTasks) -> None:
-    if options.name is not None:
-        _show_task(options.name, options)
-        return
-    if options != ListTasks():
-        raise ValueError("name the task that the options are of: layermem list tasks NAME ...")
-    from layermem_bench.report.page import Table
-    from layermem_bench.tasks.registry import all_tasks
-
-    rows = [
-        [name, " ".join(f"{k}={v}" for k, v in task.options().items())]
-        for name, task in all_tasks().items()
-    ]
-    show(Table(header=["task", "options, with their defaults"], rows=rows))
-
-
-def _show_task(name: str, options: ListTasks) -> None:
     from layermem_bench.config.run import Task
     from layermem_bench.report.page import Table
     from layermem_bench.tasks.registry import all_tasks, get_task
 
-    task, fields = get_task(name), Task(options=options.task_options).fields()
-    if options.against and (task.overlap is None or options.split == "train"):
-        comparable = (name for name, task in all_tasks().items() if task.overlap is not None)
-        raise ValueError(
-            f"--against compares problems of {', '.join(comparable)}, of --split test or "
-            f"validation, with training problems; got {name}, split {options.split}"
-        )
-    console = screen()
+    if options.name is None:
+        rows = [[name, _written(task.options())] for name, task in all_tasks().items()]
+        show(Table(header=["task", "options, with their defaults"], rows=rows))
+        return
+    task, fields = get_task(options.name), Task(options=options.task_options).fields()
     problems = task.problems(options.split, options.count, options.seed, **fields)
     for problem in problems[: options.show]:
-        console.print(f"{problem.prompt}\n{problem.solution}\n", markup=False, highlight=False)
+        text = f"{problem.prompt}\n{problem.solution}\n"
+        screen().print(text, markup=False, highlight=False)
     rows = [[what, format_plainly(value)] for what, value in task.describe(problems).items()]
-    if options.against and task.overlap is not None:
-        trained_on = task.problems("train", options.against, options.seed, **fields)
-        shares = task.overlap(problems, trained_on)
-        rows += [[f"share with {shared}", f"{share:.2%}"] for shared, share in shares.items()]
-    all_options = {**task.options(), **fields}
-    caption = f"options: {' '.join(f'{k}={v}' for k, v in all_options.items())}"
+    caption = f"options: {_written({**task.options(), **fields})}"
     show(Table(header=["what", "value"], rows=rows, caption=caption))
+
+
+def _written(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in options.items())
 
 
 def _evals(options: ListEvals) -> None:
@@ -227,3 +164,27 @@ def _studies(options: ListStudies) -> None:
             "MODEL.",
         )
     )
+
+
+_WITH_OPTIONS = {"tasks": ListTasks, "evals": ListEvals, "studies": ListStudies}
+
+
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a list, an instance of its dataclass."""
+    name = args[0] if args else ""
+    if name in _WITH_OPTIONS:
+        return read_options(_WITH_OPTIONS[name], f"list {name}", args[1:])
+    return read_options(ListAny, "list", args)
+
+
+def list_(options: Any, command: str) -> None:
+    """Print a list."""
+    if isinstance(options, ListAny):
+        {"presets": _presets, "variants": _variants}[options.kind](options)
+        return
+    shown: dict[type[Any], Callable[[Any], None]] = {
+        ListTasks: _tasks,
+        ListEvals: _evals,
+        ListStudies: _studies,
+    }
+    shown[type(options)](options)

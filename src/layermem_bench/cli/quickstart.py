@@ -37,6 +37,7 @@ def quickstart(options: Quickstart, command: str) -> None:
 
     from layermem_bench.study import quickstart as page
     from layermem_bench.study.carrying_out import carry_out
+    from layermem_bench.study.executors import Launching, executor_of
 
     out = options.out or Path("runs") / f"quickstart-s{options.seed}"
     logger.info(
@@ -48,7 +49,7 @@ def quickstart(options: Quickstart, command: str) -> None:
     study = page.study_of_quickstart(
         seed=options.seed, epochs=options.epochs, examples=options.examples, test=options.test
     )
-    result, failure = carry_out(study, out, jobs=options.jobs, command=command)
+    result, failure = carry_out(study, out, (), command, executor_of(Launching(jobs=options.jobs)))
     if failure:
         raise RuntimeError(failure)
     show(page.table(result))

@@ -20,12 +20,6 @@ class Report:
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
-    analysis: tuple[Path, ...] = ()
-    """Folders that layermem analyze has written, shown on the page."""
-    evaluation: tuple[Path, ...] = ()
-    """Folders that layermem eval has written, shown on the page."""
-    costs: Path | None = None
-    """File that layermem costs --measure --out has written, shown on the page."""
     figure: Path | None = None
     """File (svg, png, pdf) for the learning curves of the runs, in place of the page."""
     table: Path | None = None
@@ -36,18 +30,15 @@ class Report:
 
 def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or draw their curves."""
-    from layermem_bench.study.labelled_runs import compare_runs, find_runs, gather_runs
+    from layermem_bench.study.labelled_runs import compare_runs, gather_runs
 
     if options.figure is not None:
         from layermem_bench.report.drawings import draw_curves
 
-        runs = find_runs(options.runs)
-        if len(boards := {run.labels.board for run, _ in runs.values()}) > 1:
-            raise ValueError(f"--figure draws the runs of one board, got {', '.join(boards)}")
-        draw_curves(runs, {name: run.labels.arm for name, (run, _) in runs.items()}, options.figure)
+        result = gather_runs(options.runs, against=options.against, command=command)
+        draw_curves(result, options.figure)
         logger.info("%s", options.figure)
-        return
-    if options.table is not None:
+    elif options.table is not None:
         from layermem_bench.results.files import read_result
         from layermem_bench.results.long_table import write_table
         from layermem_bench.results.study import StudyResult
@@ -56,9 +47,6 @@ def report(options: Report, command: str) -> None:
         if folders := [each for each in options.runs if not each.is_file()]:
             results.append(gather_runs(folders, command=command))
         logger.info("%s: %d rows", options.table, write_table(results, options.table))
-        return
-    from layermem_bench.report.study import given_sections
-
-    result = compare_runs(options.runs, options.out, against=options.against, command=command)
-    further = given_sections(result, options.analysis, options.evaluation, options.costs)
-    show_result(result, options.out, further)
+    else:
+        result = compare_runs(options.runs, options.out, against=options.against, command=command)
+        show_result(result, options.out)

@@ -134,11 +134,8 @@ def show_estimate(run: "Run") -> None:
 
 def show_estimates(boards: "Sequence[Estimate]") -> None:
     """Print what runs would take here."""
-    from layermem_bench.efficiency.measuring import describe_machine
     from layermem_bench.report.numbers import format_duration, with_unit
     from layermem_bench.report.page import Table
-    from layermem_bench.study.estimates import UNCERTAINTY
-    from layermem_bench.study.steps import device
 
     rows = [
         [
@@ -148,15 +145,14 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
             "" if each.parameters is None else with_unit(each.parameters, 3),
             with_unit(each.tokens, 3),
             "" if each.flops is None else f"{each.flops:.2e}",
-            format_duration(3600 * each.hours),
+            "unknown" if each.hours is None else format_duration(3600 * each.hours),
         ]
         for each in boards
     ]
-    bases = dict.fromkeys(each.basis for each in boards)
-    how = " ".join(f"{basis}: from {UNCERTAINTY[basis]}." for basis in bases)
     header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
     caption = (
-        f"Runs that choose rates + those that count. Time of {describe_machine(device())}, {how}"
+        "Runs that choose rates + those that count. Time is known where runs of the same shape are "
+        "recorded in --out or runs/: tokens by their tokens a second, without validation."
     )
     show(Table(header=header, rows=rows, caption=caption if boards else "It trains nothing."))
 

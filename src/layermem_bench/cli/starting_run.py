@@ -3,6 +3,7 @@
 layermem train tiny-lm --seed 2             the preset's options are the defaults
 layermem train --config DIR/config.yaml     the config's options are the defaults
 layermem train DIR --resume                 so are those of a run, which goes on
+layermem train --host.model MODEL           a model of transformers goes on, on any text or task
 """
 
 import logging
@@ -15,61 +16,64 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import tyro
 
 from layermem_bench import presets
+from layermem_bench.config.host import start_from_host
 from layermem_bench.config.labels import Labels
-from layermem_bench.config.run import Run, merged
+from layermem_bench.config.run import Optim, Run, merged
 from layermem_bench.results.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
+FINETUNE = Run(preset="finetune", optim=Optim(lr=5e-5, weight_decay=0.0))
+"""What a model of transformers starts from where no preset is named."""
 _T = TypeVar("_T", bound="StartingRun")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartingRun(Run):
-    """Options of a command that starts from a preset or a config."""
+    """Options of a command that starts from a preset, a config or a model of transformers."""
 
     keeps_variant: ClassVar[bool] = True
     """Whether a config's options of its variant are taken, as by a command that trains it."""
 
     preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")] = ""
     """Preset to start from: a name that `layermem list presets` shows; or the folder of a run,
-    whose config is taken. It comes first."""
+    whose config is taken. It comes first; none: of --host.model alone."""
     config: Path | None = None
     """Config to start from, in place of a preset: the config.yaml of a run."""
 
 
 def with_base_run(kind: type[_T], command: str, args: Sequence[str]) -> _T:
-    """Return a command's options with the defaults of the preset or the config in its arguments.
+    """Return a command's options with the defaults of what its arguments start from.
 
-    The preset is the first argument, or the config follows --config.
+    The preset is the first argument, or a config follows --config, a model --host.model.
     """
-    config = _config_argument(args)
-    if args and is_run_folder(args[0]):
-        run = _load(RunFolder(args[0]).config, kind)
-        return kind(**_fields(run) | {"preset": args[0]})
-    if args and not args[0].startswith("-"):
-        return kind(**_fields(presets.get_preset(args[0])) | {"preset": args[0]})
-    if config is not None:
-        return kind(**_fields(_load(Path(config), kind)) | {"preset": ""})
-    if "--help" in args or "-h" in args:
-        return kind()
-    raise ValueError(
-        f"name a preset first (layermem {command} PRESET [--option ...]) or give --config; "
-        f"presets: {', '.join(presets.names())}"
-    )
+    preset = args[0] if args and not args[0].startswith("-") else ""
+    config, host = _value_of("--config", args), _value_of("--host.model", args)
+    if not (preset or config or host):
+        if {"--help", "-h"} & {*args}:
+            return kind()
+        raise ValueError(
+            f"name a preset first (layermem {command} PRESET [--option ...]), or give --config or "
+            f"--host.model; presets: {', '.join(presets.names())}"
+        )
+    base = _base_run(kind, preset, Path(config) if config else None, host)
+    return kind(**_fields(base) | {"preset": preset})
+
+
+def _base_run(kind: type[StartingRun], preset: str, config: Path | None, host: str | None) -> Run:
+    if config is not None and preset:
+        raise ValueError(f"give a preset or --config, got {preset} and --config {config}")
+    if is_run_folder(preset):
+        run = _load(RunFolder(preset).config, kind)
+    elif config is not None:
+        run = _load(config, kind)
+    else:
+        run = presets.get_preset(preset) if preset else FINETUNE
+    return run if host is None else start_from_host(run, host)
 
 
 def resolve_run(options: StartingRun) -> Run:
     """Return the run of these options; options of the model or the task are added to the base's."""
-    if options.config is not None and options.preset:
-        raise ValueError(
-            f"give a preset or --config, got {options.preset} and --config {options.config}"
-        )
-    if is_run_folder(options.preset):
-        base = _load(RunFolder(options.preset).config, type(options))
-    elif options.config is None:
-        base = presets.get_preset(options.preset)
-    else:
-        base = _load(options.config, type(options))
+    base = _base_run(type(options), options.preset, options.config, options.host.model)
     run = Run(**_fields(options) | {"preset": base.preset})
     _check_has_effect(run, base)
     model = replace(run.model, options=merged(base.model.options, run.model.options))
@@ -118,13 +122,13 @@ def is_run_folder(name: str) -> bool:
     return bool(name) and RunFolder(name).config.exists()
 
 
-def _config_argument(args: Sequence[str]) -> str | None:
-    """Return what follows --config, as ``--config FILE`` or ``--config=FILE``."""
-    configs = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
-    configs += [value for arg, value in pairwise(args) if arg == "--config"]
-    if len(configs) > 1:
-        raise ValueError(f"give one --config, got {' and '.join(configs)}")
-    return configs[0] if configs else None
+def _value_of(option: str, args: Sequence[str]) -> str | None:
+    """Return what follows an option, as ``--config FILE`` or ``--config=FILE``."""
+    values = [arg.partition("=")[2] for arg in args if arg.startswith(f"{option}=")]
+    values += [value for arg, value in pairwise(args) if arg == option]
+    if len(values) > 1:
+        raise ValueError(f"give one {option}, got {' and '.join(values)}")
+    return values[0] if values else None
 
 
 def _load(config: Path, kind: type[StartingRun]) -> Run:

@@ -6,7 +6,7 @@ Options that all studies have (``Carrying``), those of variants (``Arms``), and 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,10 +16,9 @@ from layermem_base.number_ranges import above, at_least, between, number
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, resolve_run, with_base_run
-from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
+from layermem_bench.study.executors import Launching
 from layermem_bench.study.hosts import WAYS, Way, study_of_retrofit
-from layermem_bench.study.launchers.launcher import Launching, check_launching, cluster_launcher
 from layermem_bench.study.recipe import ARMS, boards_of_recipe
 
 if TYPE_CHECKING:
@@ -189,15 +188,16 @@ class OfPaper(Carrying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRetrofit(HostOptions, Carrying):
-    """Does layer memory pay on a model? Go on training it in several ways on the same data, each at
-    its best learning rate: plainly, with LoRA, with routers alone (one for keys and values, or one
-    for each), with memory and all weights."""
+class OfRetrofit(StartingRun, Carrying):
+    """Does layer memory pay on a model? Go on training it in several ways on the same data:
+    plainly, with LoRA, with routers alone (one for keys and values, or one for each), with memory
+    and all weights; each at its best learning rate.
 
-    model: tyro.conf.Positional[str]
-    """Folder or hub name of a model of transformers."""
-    memory: Literal["full", "last", "first"] = "full"
-    """Earlier layers that a layer reads, in the ways with memory."""
+    layermem study retrofit MODEL [OPTIONS]: every other option is a field of the runs' config, as
+    in `layermem train --host.model MODEL`.
+    """
+
+    preset: tyro.conf.Suppress[str] = ""
     ways: tuple[Way, ...] = tuple(WAYS)
     """What is compared: plain, continued training without memory, and one more at least."""
     rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
@@ -207,10 +207,9 @@ class OfRetrofit(HostOptions, Carrying):
 
     def study(self) -> "Study":
         """Return the study."""
-        given = {field.name: getattr(self, field.name) for field in fields(HostOptions)}
-        given |= {"log_every": max(1, self.max_steps // 50), "train": "all"}
-        base = to_run(TrainHost(host=self.model, memory=self.memory, **given))
-        seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
+        run = resolve_run(self)
+        base = replace(run, log_every=max(1, run.max_steps // 50))
+        seeds, conditions = self.range_of_seeds(run.seed), self.conditions or ("tokens", "time")
         return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions, self.ways)
 
 
@@ -237,7 +236,9 @@ def parse(args: Sequence[str]) -> Any:
 
     name = args[0] if args and not args[0].startswith("-") else ""
     if name == "retrofit":
-        return read_options(OfRetrofit, "study retrofit", args[1:])
+        args = ["--host.model", *args[1:]] if not {*args[1:2]} & {"-h", "--help"} else args[1:]
+        base = with_base_run(OfRetrofit, "study retrofit", args)
+        return read_options(OfRetrofit, "study retrofit", args, base)
     if name == "recipe":
         usual = OfRecipe(variants=",".join(ARMS), rates=(2e-3, 2e-2), trials=4)
         return read_options(OfRecipe, "study recipe", args[1:], usual)
@@ -277,7 +278,6 @@ def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) 
 
 def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them."""
-    check_launching(options)
     if options.track:
         boards = (
             replace(board, base=replace(board.base, track=options.track)) for board in asked.boards
@@ -287,9 +287,9 @@ def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
         _estimate(asked, options)
         return
     from layermem_bench.study.carrying_out import carry_out, result_folder
+    from layermem_bench.study.executors import executor_of
 
-    launcher, jobs = cluster_launcher(options), options.jobs or 1
-    result, failure = carry_out(asked, options.out, options.runs, jobs, command, launcher=launcher)
+    result, failure = carry_out(asked, options.out, options.runs, command, executor_of(options))
     show_result(result, result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)
@@ -305,8 +305,9 @@ def _estimate(asked: "Study", options: Carrying) -> None:
     show_estimates(boards)
     runs = sum(each.trials + each.counting for each in boards)
     left = runs - sum(each.recorded for each in boards)
-    seconds = 3600 * sum(each.hours for each in boards)
-    to_come = f"{left} to come, about {format_duration(seconds)}"
+    hours = [each.hours for each in boards if each.hours is not None]
+    about = f", about {format_duration(3600 * sum(hours))}" if len(hours) == len(boards) else ""
+    to_come = f"{left} to come{about}"
     screen().print(f"{runs} runs, {to_come if left else 'nothing is left to train'}")
     if asked.tasks:
         tasks = f"{len(asked.tasks)} evaluation tasks ({', '.join(asked.tasks)})"

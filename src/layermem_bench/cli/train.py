@@ -1,11 +1,13 @@
 """`layermem train`: one run, from a preset or a config with options on top.
 
-layermem train tiny-lm --variant lime           a decoder of ours
-layermem train runs/x --resume                  a run goes on
-layermem train --host MODEL --text stdlib       a model of transformers goes on training
+layermem train tiny-lm --variant lime                         a decoder of ours
+layermem train runs/x --resume                                a run goes on
+layermem train --host.model MODEL --data.source FILE          a model of transformers goes on
+layermem train tiny-aet-4 --host.model MODEL                  the same, on a preset's task
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +19,22 @@ from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import show_estimate
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.study import train_seeds
-from layermem_bench.cli.train_host import TrainHost, default_folder, to_run
+from layermem_bench.config.run import Run
 
 logger = logging.getLogger(__name__)
-_HOST = "--host"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(StartingRun):
-    """Train one model: a preset, or the config of a run, with options on top. With --host MODEL a
-    model of transformers goes on training, with options of its own: layermem train --host MODEL
-    --help.
+    """Train one model: a preset, or the config of a run, with options on top. With --host.model a
+    model of transformers goes on training, with layer memory or without.
 
     Every option but --out, --seeds, --resume and --dry-run is a field of the run's config.
     """
 
     out: Path | None = None
-    """Folder of the run; default: runs/PRESET-VARIANT-sSEED."""
+    """Folder of the run; default: runs/PRESET-VARIANT-sSEED, of a model of transformers
+    runs/MODEL-TRAIN-MEMORY-sSEED with the task."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in the folder, which may stand in place of a preset."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -45,36 +46,25 @@ class Train(StartingRun):
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a run, an instance of its dataclass."""
-    if any(arg == _HOST or arg.startswith(f"{_HOST}=") for arg in args):
-        return read_options(TrainHost, "train", args)
     if {"--seed", "--seeds"} <= {arg.partition("=")[0] for arg in args}:
         raise ValueError("--seeds takes the place of --seed: give one of them")
     default = with_base_run(Train, "train", args)
     return read_options(Train, "train", args, default)
 
 
-def train(options: Train | TrainHost, command: str) -> None:
+def train(options: Train, command: str) -> None:
     """Train a run and print its folder."""
-    if isinstance(options, TrainHost):
-        run = to_run(options)
-        out = default_folder(run)
-    else:
-        run = resolve_run(options)
-        if options.seeds is not None:
-            if options.resume:
-                raise ValueError(
-                    "--resume goes on with one run; --seeds go on anyway: leave it out"
-                )
-            train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
-            return
+    run = resolve_run(options)
+    if options.seeds is not None:
+        if options.resume:
+            raise ValueError("--resume goes on with one run; --seeds go on anyway: leave it out")
+        train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
+        return
+    out = Path(options.preset) if is_run_folder(options.preset) else _default_folder(run)
+    if run.host.model is None:
         from layermem_bench.study.boards import as_named_arm
-        from layermem_bench.study.planning import name_in_folders
 
-        out = Path("runs") / f"{run.preset}-{name_in_folders(run.variant)}-s{run.seed}"
-        if is_run_folder(options.preset):
-            out = Path(options.preset)
-        if run.host.model is None:
-            run = as_named_arm(run)
+        run = as_named_arm(run)
     if options.dry_run:
         show_estimate(run)
         return
@@ -90,3 +80,16 @@ def train(options: Train | TrainHost, command: str) -> None:
     resume = options.resume or restart_count() > 0
     folder = train_run(run, options.out or out, resume=resume, evaluate=evaluate)
     logger.info("%s", folder.path)
+
+
+def _default_folder(run: Run) -> Path:
+    """Return the folder of a run whose command names none."""
+    host = run.host
+    if host.model is None:
+        from layermem_bench.study.planning import name_in_folders
+
+        return Path("runs") / f"{run.preset}-{name_in_folders(run.variant)}-s{run.seed}"
+    apart, grain = "" if host.shares_kv else "apart", "" if host.grain == "pair" else host.grain
+    parts = [Path(host.model).name, run.task.name, host.train, host.memory, apart, grain]
+    name = re.sub(r"[^\w.-]", "-", "-".join(filter(None, parts)))
+    return Path("runs") / f"{name}-s{run.seed}"

@@ -1,6 +1,6 @@
 """``Host``: the part of a run's config that names a model of transformers to go on training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from layermem_base.number_ranges import at_least, check_numbers, number
@@ -13,14 +13,14 @@ _OF_OURS: dict[str, tuple[str, ...]] = {
     "model": (),
     "data": ("tokenizer", "isolate_documents"),
     "task": ("tokenizer",),
-    "compute": ("shard", "tensor", "loss_chunk", "checkpoint_every", "async_checkpoints"),
+    "compute": ("shard", "loss_chunk", "checkpoint_every"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A pretrained model of transformers that a run goes on training, with attached layer memory
-    or without; see `layermem train --host MODEL`."""
+    """A pretrained model of transformers that a run goes on training, with attached layer memory or
+    without, in place of a decoder of ours."""
 
     model: str | None = None
     """Folder or hub name of the model; None: the run trains a decoder of ours."""
@@ -42,7 +42,7 @@ class Host:
         check_numbers(self, "host.")
         if self.model is None:
             why = "a run that trains a model of transformers, and host.model is not given: "
-            check_unused(self, "host.", f"{why}add it (layermem train --host MODEL), or ")
+            check_unused(self, "host.", f"{why}add it (--host.model MODEL), or ")
         if (self.memory in ("last", "first")) != (self.window is not None):
             raise ValueError(
                 f"host.memory={self.memory} and host.window={self.window} do not go together: "
@@ -70,7 +70,7 @@ def check_run(run: Any) -> None:
     if (run.host.model is not None) != (run.variant == VARIANT):
         raise ValueError(
             f"variant={run.variant} and host.model={run.host.model} do not go together: "
-            f"variant={VARIANT} stands for a model of transformers (layermem train --host MODEL)"
+            f"variant={VARIANT} stands for a model of transformers (--host.model MODEL)"
         )
     if run.host.model is None:
         return
@@ -82,3 +82,16 @@ def check_run(run: Any) -> None:
             f"optim.router_lr={run.optim.router_lr:g} has no effect with host.memory=none, which "
             "has no routers: leave it out, or attach a memory"
         )
+
+
+def start_from_host(run: Any, model: str) -> Any:
+    """Return a run that goes on training a model of transformers: what it says of decoders of ours
+    gives way."""
+    changed = {}
+    for part, names in _OF_OURS.items():
+        value = getattr(run, part)
+        usual = type(value)()
+        names = names or tuple(field.name for field in fields(value))
+        changed[part] = replace(value, **{name: getattr(usual, name) for name in names})
+    host = replace(run.host, model=model)
+    return replace(run, variant=VARIANT, host=host, **changed)

@@ -8,17 +8,13 @@ _MAX_LOGITS_BYTES = 2**30
 
 
 def sequences_at_once(run: Run, processes: int) -> int:
-    """Return the sequences that each process computes at once; raise unless all have as many.
-
-    ``processes`` are those with sequences of their own, one of each group that shares heads.
-    """
+    """Return the sequences that each process computes at once; raise unless all have as many."""
     batch, wanted = run.optim.batch_size, run.compute.micro_batch
     micro = min(wanted, max(1, batch // processes))
     if batch % (micro * processes):
-        groups = "groups of " * (run.compute.tensor > 1)
         raise ValueError(
             f"optim.batch_size ({batch}) must be a multiple of compute.micro_batch "
-            f"({micro}) times the number of {groups}processes ({processes})"
+            f"({micro}) times the number of processes ({processes})"
         )
     return micro
 

@@ -14,14 +14,19 @@ class Named(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._functions: dict[str, Callable[[], T]] = {}
+        self._descriptions: dict[str, str] = {}
 
     def add(self, function: Callable[[], T]) -> Callable[[], T]:
-        """Make a function known by its name, with dashes."""
-        name = function.__name__.replace("_", "-")
+        """Make a function known by its name, with dashes, and the first line of what it says."""
+        description = (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        self.put(function.__name__.replace("_", "-"), function, description)
+        return function
+
+    def put(self, name: str, function: Callable[[], T], description: str) -> None:
+        """Make a function known by a name."""
         if name in self._functions:
             raise ValueError(f"a {self.kind} named {name!r} is known already; rename the function")
-        self._functions[name] = function
-        return function
+        self._functions[name], self._descriptions[name] = function, description
 
     def names(self) -> list[str]:
         """Return all names, those of plugins last."""
@@ -29,8 +34,8 @@ class Named(Generic[T]):
         return list(self._functions)
 
     def description(self, name: str) -> str:
-        """Return the first line of what a function says of itself."""
-        return (self._functions[name].__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        """Return the line that says what a name stands for."""
+        return self._descriptions[name]
 
     def make(self, name: str, other_names: Iterable[str] = ()) -> T:
         """Return what the function of a name makes; ``other_names`` are such as are understood."""

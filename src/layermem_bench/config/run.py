@@ -4,9 +4,8 @@ Every field's docstring is its help text. A preset is a function that returns a 
 run is ``dataclasses.replace`` of one.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from layermem_base.number_ranges import (
@@ -20,16 +19,11 @@ from layermem_base.number_ranges import (
 from layermem_bench.config.host import Host, check_run
 from layermem_bench.config.labels import Labels
 from layermem_bench.config.named_options import check_options, merged, parse_options
-from layermem_bench.config.records import Records, check_records
-from layermem_bench.config.run_identity import FORMER, run_id
+from layermem_bench.config.run_identity import run_id
 from layermem_bench.config.task import Task
 from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
 
-STABLE = "warmup_stable_decay"
-"""The schedule under which a run can be extended."""
 _NOT_SIZES = ("options", "pretrained")
-# Less is what is left of shares that sum to 1, by rounding.
-_LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +73,6 @@ class Data:
     """"stdlib" (the Python standard library's own sources), a file or folder of JSON lines, Parquet
     or text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for
     another split than train."""
-    mixture: tuple[str, ...] = ()
-    """Further sources to train on, each SOURCE=SHARE of the blocks (code.jsonl=0.25 stdlib=0.1);
-    --data.source has the rest. Every step has these shares, and each source begins anew where it
-    ends; validation has the same shares, unless it has a source of its own."""
     validation: str | None = None
     """Source of the validation set, as in --data.source, with other text (wikitext:validation);
     documents that are in both are left out of training. None: a share of the documents is held out
@@ -104,9 +94,6 @@ class Data:
     max_documents: int | None = number(None, at_least(1))
     """Most documents that are read; None: all. A document of more than a million characters is
     split, and each part counts as one."""
-    shuffle_documents: int | None = number(None, SEED)
-    """Seed of a random order of documents: of those of each piece, some 16 MB of text, and of the
-    pieces; None: the order of the source."""
     tokenizer: str = "bytes"
     """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
     name."""
@@ -119,40 +106,6 @@ class Data:
 
     def __post_init__(self) -> None:
         check_numbers(self, "data.")
-        self.shares()
-        if self.mixture and (self.subset or self.revision):
-            raise ValueError(
-                f"data.subset={self.subset} and data.revision={self.revision} are of one dataset, "
-                f"and data.mixture names others, {' '.join(self.mixture)}: leave them out"
-            )
-
-    def shares(self) -> dict[str, float]:
-        """Return the share of each source, data.source's first."""
-        further: dict[str, float] = {}
-        for each in self.mixture:
-            source, _, text = each.rpartition("=")
-            try:
-                share = float(text)
-            except ValueError:
-                share = math.nan
-            if not source or not 0 < share < 1:
-                raise ValueError(
-                    f"data.mixture: {each!r} is not SOURCE=SHARE with a share between 0 and 1 "
-                    "(code.jsonl=0.25)"
-                )
-            if source == self.source or source in further:
-                raise ValueError(f"data.mixture names {source} twice; give it one share")
-            further[source] = share
-        if (rest := 1 - math.fsum(further.values())) < _LEAST_SHARE:
-            raise ValueError(
-                f"data.mixture: the shares {' '.join(self.mixture)} leave nothing to data.source, "
-                f"{self.source}; their sum must be below 1"
-            )
-        return {self.source: rest, **further}
-
-    def alone(self, source: str) -> "Data":
-        """Return what one of the sources is prepared by."""
-        return replace(self, source=source, mixture=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,17 +114,12 @@ class Optim:
 
     lr: float = number(1e-3, at_least(0))
     """Peak learning rate of everything the variant does not override."""
-    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = "cosine"
-    """How learning rates fall after the warm-up. "warmup_stable_decay": they stay, and fall
-    linearly in the last decay_steps; such a run can be resumed with a larger max_steps."""
-    decay_steps: int | None = number(None, at_least(1))
-    """Steps at the end over which learning rates fall (warmup_stable_decay); None: a fifth of the
-    run's steps."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How learning rates fall after the warm-up."""
     min_lr: float = number(1e-6, at_least(0))
     """Learning rate at the end: an absolute number, the same in every parameter group."""
     warmup_steps: int = number(200, at_least(0))
-    """Steps over which learning rates rise from zero; at most a tenth of the run's steps, but for
-    warmup_stable_decay."""
+    """Steps over which learning rates rise from zero; at most a tenth of the run's steps."""
     router_lr: float | None = number(None, at_least(0))
     """Learning rate of the variant's own parameters; None: what the variant says."""
     weight_decay: float = number(0.1, at_least(0))
@@ -189,17 +137,6 @@ class Optim:
 
     def __post_init__(self) -> None:
         check_numbers(self, "optim.")
-        if self.decay_steps is not None and self.schedule != STABLE:
-            raise ValueError(
-                f"optim.decay_steps={self.decay_steps} has no effect with optim.schedule="
-                f"{self.schedule}: leave it out, or choose {STABLE}"
-            )
-
-    def steps_before_decay(self, max_steps: int) -> int | None:
-        """Return after how many steps learning rates begin to fall; None: not what they do."""
-        if self.schedule != STABLE:
-            return None
-        return max_steps - (self.decay_steps or max(1, max_steps // 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,31 +159,12 @@ class Compute:
     number a step takes less time and more memory."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
-    replicas: int = number(1, at_least(1))
-    """Copies of a sharded model: each is sharded over its share of the processes, those next to
-    each other, and gradients are summed over the copies once a step. With one copy a machine,
-    weights are gathered within machines."""
-    tensor: int = number(1, at_least(1))
-    """Processes next to each other that share each layer's heads and mlp (tensor parallelism): they
-    compute on the same sequences. It divides the processes and the key-value heads; the others hold
-    copies, or are what `shard` and `replicas` say."""
-    keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
-    """What each process of a sharded run keeps unsharded between two micro-batches of a step.
-    "nothing": the least memory; each micro-batch gathers all weights twice and scatters all
-    gradients. "gradients" (4 bytes a parameter): they are scattered once a step. "all" (8 bytes, 6
-    in bfloat16): weights are gathered once a step too."""
     loss_chunk: int | None = number(None, at_least(0))
     """Tokens of a micro-batch whose logits are in memory at once; 0: all; None: all where they take
     at most 1 GiB in float32, else as many as take a quarter of that."""
-    async_checkpoints: bool = False
-    """Whether checkpoints are written while training goes on, which waits for a copy in the CPU's
-    memory alone (12 bytes a parameter, a process's share where sharded). While one is being written
-    no other is begun but the last."""
     workers: int = number(0, at_least(0))
     """Processes that read and cut batches ahead of a training process; 0: it does so itself. The
     batches are the same."""
-    ddp_timeout: int = number(1800, at_least(1))
-    """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "compute.")
@@ -255,12 +173,6 @@ class Compute:
                 f"compute.checkpoint_every={self.checkpoint_every} has no effect, since "
                 "compute.checkpoint_activations is off: add it, or leave checkpoint_every out"
             )
-        for name, default in (("keep_whole", "nothing"), ("replicas", 1)):
-            if (value := getattr(self, name)) != default and not self.shard:
-                raise ValueError(
-                    f"compute.{name}={value!r} is for sharded runs, and compute.shard is off: add "
-                    f"it, or leave {name} out"
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,8 +214,6 @@ class Run:
     """Optimizer and learning-rate schedule."""
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
-    records: Records = field(default_factory=Records)
-    """Records in place of text."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
     labels: Labels = field(default_factory=Labels)
@@ -311,15 +221,7 @@ class Run:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        stable = self.optim.steps_before_decay(self.max_steps)
-        if stable is not None and stable < self.optim.warmup_steps:
-            raise ValueError(
-                f"max_steps={self.max_steps} has no room for optim.warmup_steps="
-                f"{self.optim.warmup_steps} and {self.max_steps - stable} steps of decay: lower "
-                "optim.warmup_steps or optim.decay_steps"
-            )
         check_run(self)
-        check_records(self)
 
     @property
     def id(self) -> str:
@@ -328,12 +230,7 @@ class Run:
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:
-    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults.
-
-    Parts that runs of earlier versions have are left out where they were off.
-    """
-    if isinstance(values, Mapping):
-        values = {k: v for k, v in values.items() if k not in FORMER or v != FORMER[k]}
+    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults."""
     return from_dict(Run, values, "")
 
 
@@ -344,7 +241,6 @@ __all__ = [
     "Labels",
     "Model",
     "Optim",
-    "Records",
     "Run",
     "Task",
     "checked",

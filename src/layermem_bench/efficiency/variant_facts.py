@@ -95,7 +95,7 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
     for name in list_variants() if names is None else names:
         entry = lookup(name)
         config, plain = entry.config(**sizes), entry.variant.plain_fields
-        depth = _count_handed_on(entry, sizes)
+        depth = count_handed_on(entry, sizes)
         facts.append(
             VariantFacts(
                 name=name,
@@ -113,8 +113,8 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
     return facts
 
 
-def _count_handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> int:
-    """Return how many numbers a layer hands on for a token, on average.
+def count_handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> int:
+    """Return how many numbers a layer hands on for a token, on average, in a model of such fields.
 
     They are seen in models whose heads have width 2 and 4: some grow with it, and others, as
     scores, do not.

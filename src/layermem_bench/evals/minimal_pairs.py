@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from layermem_bench.data.files import find_files
 from layermem_bench.data.records import KINDS, file_records, kind_of
-from layermem_bench.data.sources import find_files
 from layermem_bench.data.tokenizers import Ids, batch_encoder
 from layermem_bench.evals.perplexity import (
     Predecessor,

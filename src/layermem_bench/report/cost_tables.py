@@ -1,11 +1,11 @@
-"""Draws what variants cost: tables of counts and measurements, curves along depth and width."""
+"""Tables of what variants cost: counted, measured, and what training them would take."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from layermem_bench.report import figures
-from layermem_bench.report.numbers import in_bytes, with_unit
-from layermem_bench.report.page import Figure, Section, Table
+from layermem_bench.config.devices import Device
+from layermem_bench.efficiency.plan import Plan
+from layermem_bench.report.numbers import format_duration, in_bytes, with_unit
+from layermem_bench.report.page import Section, Table
 from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
 
 _BYTES = 2
@@ -91,42 +91,47 @@ def measured_table(costs: Costs) -> Table:
     )
 
 
-def draw(costs: Costs, path: Path) -> None:
-    """Draw the curves side by side into a file."""
-    figures.save([plot for plot, _ in drawings(costs.points)], path)
+def plan_table(
+    preset: str, plans: Mapping[str, Plan], device: Device, gpus: int, utilisation: float
+) -> Table:
+    """Return what training takes on some devices, a column for each arm."""
+    columns = {name: _planned_cells(plan, device, gpus) for name, plan in plans.items()}
+    labels = next(iter(columns.values()))
+    rows = [[label, *(cells[label] for cells in columns.values())] for label in labels]
+    ratios = [f"{arm} ({p.measured_ratio})" for arm, p in plans.items() if p.measured_ratio]
+    measured = f" Times plain's by a measured compiled step: {', '.join(ratios)}." if ratios else ""
+    caption = (
+        f"In closed form, not measured: {utilisation:.0%} of {with_unit(device.flops, 3)}FLOP/s, "
+        "0.8 of the links, 0.9 of the memory, 8 GPUs a machine; the longer of both times is the "
+        f"step's.{measured} Where it does not fit: --shard, --checkpoint-activations, a smaller "
+        f"--micro-batch. Device: {device.source}."
+    )
+    return Table(header=[f"{preset}, {gpus} GPUs", *plans], rows=rows, caption=caption)
 
 
-def drawings(points: Sequence[CostPoint]) -> Iterator[tuple[figures.Plot, str]]:
-    """Yield a plot and its caption, for each of depth and width in which the points differ."""
-    if all(len(point.counted) < 2 for point in points):
-        return
-    # The other size tells lines apart.
-    for axis, other in (("layers", "width"), ("width", "layers")):
-        if len({getattr(point, axis) for point in points}) < 2:
-            continue
-        yield _plot(points, axis, other, _flops, "FLOPs"), f"FLOPs of a forward by {axis}"
-        if all(point.measured for point in points):
-            *_, mode = points[0].measured or {}
-            caption = f"time of a step by {axis} ({mode})"
-            yield _plot(points, axis, other, _seconds, "time"), caption
+def _planned_cells(plan: Plan, device: Device, gpus: int) -> dict[str, str]:
+    memory, hours = sum(plan.memory.values()), gpus * plan.seconds / 3600
+    fits = "" if plan.fits else ", does not fit"
+    return {
+        "parameters": with_unit(plan.parameters),
+        "tokens at once": f"{plan.tokens_at_once:,}, {plan.micro_batches} times a step",
+        **{f"memory: {what}": in_bytes(number) for what, number in plan.memory.items()},
+        "memory of a GPU": f"{in_bytes(memory)} of {in_bytes(device.memory)}{fits}",
+        "step by arithmetic": format_duration(plan.arithmetic),
+        "step by network": format_duration(plan.network),
+        "tokens a second": with_unit(plan.tokens_per_second, 3),
+        "time": format_duration(plan.seconds),
+        "GPU-hours": f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}",
+    }
 
 
-def counted_section(
-    title: str,
-    points: Sequence[CostPoint],
-    lines: Sequence[Sequence[CostPoint]],
-    how_to_measure: str,
-) -> Section:
-    """Return the part of a page about closed-form costs, at the runs' sizes and along ``lines``.
+def counted_section(title: str, points: Sequence[CostPoint], how_to_measure: str) -> Section:
+    """Return the part of a page about closed-form costs.
 
     ``how_to_measure``: a note on time and memory; empty if they are on the page.
     """
-    drawn = [pair for line in lines for pair in drawings(line)]
     notes = [how_to_measure] if how_to_measure else []
-    if not drawn:
-        notes.append("Curves along depth and width want a second variant of the same sizes.")
-    shown = _counted_tables(points)
-    return Section(title=title, paragraphs=notes, tables=shown, figures=_figures(drawn, points))
+    return Section(title=title, paragraphs=notes, tables=_counted_tables(points))
 
 
 def given_section(title: str, costs: Costs) -> Section:
@@ -137,7 +142,6 @@ def given_section(title: str, costs: Costs) -> Section:
         title=title,
         paragraphs=[] if was_measured else [note],
         tables=[measured_table(costs)] if was_measured else _counted_tables(costs.points),
-        figures=_figures(drawings(costs.points), costs.points),
         commands=[costs.command] if costs.command else [],
     )
 
@@ -146,53 +150,6 @@ def _counted_tables(points: Sequence[CostPoint]) -> list[Table]:
     """Return the tables of closed forms; records of earlier studies have no cache."""
     has_cache = any(point.cache for point in points)
     return [counted_table(points), *([cache_table(points)] if has_cache else [])]
-
-
-def _figures(
-    drawn: Iterable[tuple[figures.Plot, str]], points: Sequence[CostPoint]
-) -> list[Figure]:
-    names = ", ".join(dict.fromkeys(point.preset for point in points))
-    first = next(iter(points[0].counted))
-    return [
-        Figure(svg=figures.drawing(plot), caption=f"{names}: {caption}, more than {first}.")
-        for plot, caption in drawn
-    ]
-
-
-def _plot(
-    points: Sequence[CostPoint],
-    axis: str,
-    other: str,
-    numbers_of: Callable[[CostPoint], Mapping[str, float]],
-    quantity: str,
-) -> figures.Plot:
-    """Return a plot of how much more each arm costs than the first, a line for each."""
-    in_label = [
-        key for key in ("preset", other) if len({getattr(point, key) for point in points}) > 1
-    ]
-    lines: dict[str, tuple[list[float], list[float]]] = {}
-    for point in sorted(points, key=lambda point: float(getattr(point, axis))):
-        numbers = numbers_of(point)
-        first, *others = numbers
-        values = ((key, getattr(point, key)) for key in in_label)
-        parts = [f"{value}" if key == "preset" else f"{key} {value}" for key, value in values]
-        for name in others:
-            label = ", ".join([name, *parts])
-            x, y = lines.setdefault(label, ([], []))
-            x.append(getattr(point, axis))
-            y.append(numbers[name] / numbers[first] - 1)
-    up = f"{quantity}, more than {first}"
-    return figures.curves(lines, across=axis, up=up, scale="percent")
-
-
-def _flops(point: CostPoint) -> dict[str, float]:
-    return {name: by_counting["honest"].forward for name, by_counting in point.counted.items()}
-
-
-def _seconds(point: CostPoint) -> dict[str, float]:
-    # Of several modes, the one that was named last.
-    *_, by_arm = (point.measured or {}).values()
-    return {name: measurement.seconds for name, measurement in by_arm.items()}
 
 
 def _describe(point: CostPoint) -> str:

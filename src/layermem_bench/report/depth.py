@@ -5,13 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from layermem_bench.report import figures
-from layermem_bench.report.page import Figure, Section, Switch, Table
-from layermem_bench.results.analysis import DepthMixture, ModelAnalysis, Routing
+from layermem_bench.report.page import Columns, Figure, Section, Switch, Table
+from layermem_bench.results.analysis import DepthMixture, ModelAnalysis, Reading, Routing
 
 Rows = Sequence[Sequence[float]]
 HEATMAP = "Absolute router weights, averaged over heads, each row divided by its sum."
 LAYOUT = "values that attention reads; t-SNE of vectors normalised to length 1."
 """Captions of heatmaps, and of layouts of words."""
+_READINGS: Columns[Reading] = {
+    "layer": lambda each: str(each.layer),
+    "from earlier layers": lambda each: f"{each.off_layer_share:.1%}",
+    "effective number of layers": lambda each: f"{each.effective:.2f}",
+    "most read": lambda each: ", ".join(map(str, each.sources)),
+}
 
 
 def panels(
@@ -54,54 +60,37 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
             reason = f"It is not shown: {model.routing_unknown}."
         return Section(title=title, paragraphs=[reason])
     heatmaps = {HEATMAP: routing.heatmap}
-    if routing.parts is not None:
-        heatmaps = {f"What {part}s read. {HEATMAP}": heat for part, heat in routing.parts.items()}
-    # Layer 0 has nothing to choose from.
-    heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
     of_heads = "what each key-value head reads"
     if routing.parts is not None:
+        heatmaps = {f"What {part}s read. {HEATMAP}": heat for part, heat in routing.parts.items()}
         of_heads += ", averaged over keys and values, which have routers of their own"
+    # Layer 0 has nothing to choose from.
+    heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
+    caption = "Shares of absolute router weights; the effective number is exp of their entropy."
     return Section(
         title=title,
-        tables=[_readings_table(routing)],
+        tables=[Table.over(routing.readings, _READINGS, caption)],
         figures=[Figure(svg=draw_layers(heat), caption=of) for of, heat in heatmaps.items()],
         switches=[panels(name, heads, draw_heads, f"{of_heads}.")],
-        paragraphs=[*_describe_borrowers(routing), _describe_circuits(routing)],
+        paragraphs=_describe(routing),
     )
 
 
-def _readings_table(routing: Routing) -> Table:
-    readings = routing.readings
-    return Table.of_columns(
-        {
-            "layer": [str(each.layer) for each in readings],
-            "from earlier layers": [f"{each.off_layer_share:.1%}" for each in readings],
-            "effective number of layers": [f"{each.effective:.2f}" for each in readings],
-            "most read": [", ".join(map(str, each.sources)) for each in readings],
-        },
-        "Shares of absolute router weights; the effective number is exp of their entropy.",
-    )
-
-
-def _describe_borrowers(routing: Routing) -> list[str]:
-    """Return a paragraph on what layers borrow, if that is a mixture itself."""
-    if not routing.borrowers:
-        return []
+def _describe(routing: Routing) -> list[str]:
+    """Return what layers borrow, if that is a mixture itself, and the paths of two steps."""
     named = ", ".join(map(str, routing.borrowers))
-    return [
+    borrowed = (
         f"The source of a layer that borrows ({named}) is its lender, whose keys and values are a "
         "mixture themselves: the lender's row says of which layers."
-    ]
-
-
-def _describe_circuits(routing: Routing) -> str:
+    )
     paths = [
         f"{' from '.join(map(str, circuit.layers))} ({circuit.weight:.1%})"
         for circuit in routing.circuits[:5]
     ]
+    heaviest = f"Heaviest paths of two steps: {'; '.join(paths)}."
     if not paths:
-        return "No path of two steps: the model has too few layers, or no layer reads another."
-    return f"Heaviest paths of two steps: {'; '.join(paths)}."
+        heaviest = "No path of two steps: there are too few layers, or none reads another."
+    return [borrowed, heaviest] if routing.borrowers else [heaviest]
 
 
 def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:
@@ -124,9 +113,9 @@ def _mixtures(
     options = []
     for reader in dict.fromkeys(reader for mixture in mixtures for reader in mixture.readers):
         places, sources, matrix = tabulate(mixtures, reader, deviation=deviation)
-        drawing = figures.signed_rows(matrix, across=sources, up=places)
+        svg = figures.rows(matrix, across=sources, up=places, signed=True)
         caption = f"{name}, what the {reader} reads at each place (row) of each source (column)."
-        options.append((reader, Figure(svg=drawing, caption=caption)))
+        options.append((reader, Figure(svg=svg, caption=caption)))
     return Switch(label=label, options=options)
 
 

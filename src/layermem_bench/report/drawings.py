@@ -1,22 +1,26 @@
-"""Figures of a study: how arms and runs learn; what the paper draws, our numbers beside its own."""
+"""Figures of a study: how arms learn and differ; what the paper draws, its numbers beside ours."""
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from layermem_bench.config.run import Run
 from layermem_bench.report import figures
 from layermem_bench.report.depth import HEATMAP, LAYOUT, draw_heads, draw_layers, draw_words, panels
 from layermem_bench.report.numbers import format_number
 from layermem_bench.report.page import Figure, Switch
+from layermem_bench.results.comparing import Line
 from layermem_bench.results.intervals import interval
-from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.results.study import Board, Drawing, Picture, StudyResult, Validation
+from layermem_bench.results.study import (
+    Board,
+    Drawing,
+    Metric,
+    Picture,
+    StudyResult,
+    Validation,
+)
 
 # Figures of learning: what goes up, its field of a validation, how numbers are written.
 _UP: dict[str, tuple[str, figures.Scale]] = {
@@ -24,32 +28,55 @@ _UP: dict[str, tuple[str, figures.Scale]] = {
     "right answers": ("val_accuracy", "share"),
 }
 _ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}
-Ends = tuple[float, float, float]
-"""Lower end of an interval, middle, upper end."""
+
+
+def differences(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
+    """Draw the differences of a table's arms from the first."""
+    first = next((line.arm for line in lines if line.difference is None), "")
+    found = {line.arm: line.difference for line in lines if line.difference is not None}
+    return Figure(
+        svg=figures.forest(found, is_share=metric.is_share, across=f"against {first}"),
+        caption=f"{title}: paired differences from {first} with 95% intervals"
+        f"{f'; {metric.better} is better' if metric.better else ''}.",
+    )
 
 
 def learning_curves(result: StudyResult, board: Board) -> list[Figure]:
     """Draw loss and right answers per token and per FLOP, but for what the paper draws as well."""
     papers = {(drawing.across, drawing.up) for drawing in result.drawings}
-    drawn = [
-        _curve(result, board, up, across)
-        for up in _UP
-        for across in _ACROSS
-        if (across, up) not in papers
-    ]
-    return [figure for figure in drawn if figure]
+    kinds = ((up, across) for up in _UP for across in _ACROSS if (across, up) not in papers)
+    return [figure for up, across in kinds for figure in _curves(result, board, up, across)]
+
+
+def draw_curves(result: StudyResult, out: Path) -> None:
+    """Draw the validation losses of each board into a file; its suffix (svg, png, pdf) is its
+    kind."""
+    figures.check(out)
+    plots = []
+    for board in result.boards:
+        plot, _ = _plot_curves(result, board, "validation loss", "tokens")
+
+        def titled(axes: Axes, plot: figures.Plot | None = plot, title: str = board.name) -> None:
+            if plot is not None:
+                plot(axes)
+            axes.set_title(title, fontsize=10)
+
+        plots += [titled] if plot else []
+    if not plots:
+        raise ValueError("the runs hold no validation yet: there is nothing to draw")
+    figures.save(plots, out, size=(7.0, 4.0))
 
 
 def paper_figures(result: StudyResult) -> list[Figure]:
     """Draw what the paper draws, as far as there are numbers of it."""
-    drawn = []
+    drawn: list[Figure] = []
     for each in result.drawings:
         if each.kind == "curves":
-            note = _printed(result)
-            drawn += [_curve(result, b, each.up, each.across, note) for b in result.boards]
+            for board in result.boards:
+                drawn += _curves(result, board, each.up, each.across, _printed(result))
         else:
-            drawn.append(_lines(result, each) if each.points else _bars(result, each))
-    return [figure for figure in drawn if figure]
+            drawn += _lines(result, each) if each.points else _bars(result, each)
+    return drawn
 
 
 def paper_pictures(result: StudyResult) -> list[Switch]:
@@ -66,11 +93,23 @@ def paper_pictures(result: StudyResult) -> list[Switch]:
     return list(map(switch, result.pictures))
 
 
-def _curve(
+def _curves(
     result: StudyResult, board: Board, up: str, across: str, note: str = ""
-) -> Figure | None:
-    """Draw curves of a board's first condition: of the runs that ended, of an arm without any such
-    those that are there."""
+) -> Iterator[Figure]:
+    plot, partly = _plot_curves(result, board, up, across)
+    if plot is not None:
+        yield Figure(
+            svg=figures.drawing(plot),
+            caption=f"{up} by {_ACROSS[across]}: mean over seeds, in a band from the lowest to the "
+            f"highest.{note}{partly}",
+        )
+
+
+def _plot_curves(
+    result: StudyResult, board: Board, up: str, across: str
+) -> tuple[figures.Plot | None, str]:
+    """Return a plot of a board's first condition, None without any validation, and what is not in
+    it: of the runs that ended, of an arm without any such of those that are there."""
     condition, of_arms, partly = board.conditions[0], {}, []
     runs = result.of(board.name, condition.name)
     for arm in condition.arms:
@@ -82,20 +121,14 @@ def _curve(
             partly.append(arm.name)
     field, scale = _UP[up]
     series, bands = curves_of_arms(of_arms, across, field)
-    if not series:
-        return None
     without = [arm for arm in of_arms if arm not in series]
-    note += f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
+    note = f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
     note += f" Nothing is recorded of: {', '.join(without)}." if without else ""
     styles = figures.styles_of(of_arms)
     plot = figures.curves(
         series, across=_ACROSS[across], up=up, scale=scale, bands=bands, styles=styles
     )
-    return Figure(
-        svg=figures.drawing(plot),
-        caption=f"{up} by {_ACROSS[across]}: mean over seeds, in a band from the lowest to the "
-        f"highest.{note}",
-    )
+    return plot if series else None, note
 
 
 def curves_of_arms(
@@ -122,7 +155,7 @@ def curves_of_arms(
         values = [[points[step][1] for points in by_step] for step in steps]
         where = [statistics.fmean(points[step][0] for points in by_step) for step in steps]
         series[arm] = where, [statistics.fmean(of_seeds) for of_seeds in values]
-        bands[arm] = [min(of_seeds) for of_seeds in values], [max(v) for v in values]
+        bands[arm] = list(map(min, values)), list(map(max, values))
     return series, bands
 
 
@@ -136,20 +169,20 @@ def _printed(result: StudyResult) -> str:
     return f" The paper: {'; '.join(numbers)}." if result.papers else ""
 
 
-def _lines(result: StudyResult, drawing: Drawing) -> Figure | None:
+def _lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     """Draw the means of rows with their intervals, and the paper's numbers as points."""
     papers = {(each.quantity, each.arm): each.value for each in result.papers}
     # Of each line, where its points stand across, and low, middle and high of each.
-    ours: dict[str, list[tuple[float, Ends]]] = {}
-    theirs: dict[str, list[tuple[float, Ends]]] = {}
+    ours: dict[str, list[tuple[float, figures.Ends]]] = {}
+    theirs: dict[str, list[tuple[float, figures.Ends]]] = {}
     for point in drawing.points:
         if values := result.computed(point.quantity).get(point.arm):
             ours.setdefault(point.line, []).append((point.at, _ends(values)))
         if (printed := papers.get((point.quantity, point.arm))) is not None:
-            line = f"{point.line}, the paper"
-            theirs.setdefault(line, []).append((point.at, (printed, printed, printed)))
+            at = theirs.setdefault(f"{point.line}, the paper", [])
+            at.append((point.at, (printed, printed, printed)))
     if not ours:
-        return None
+        return
     series, bands = {}, {}
     for line, points in {**ours, **theirs}.items():
         low, middle, high = zip(*(ends for _, ends in points), strict=True)
@@ -157,110 +190,33 @@ def _lines(result: StudyResult, drawing: Drawing) -> Figure | None:
     is_share = all(result.metric(point.quantity).is_share for point in drawing.points)
     scale: figures.Scale = "share" if is_share else "number"
     plot = figures.curves(series, across=drawing.across, up=drawing.up, scale=scale, bands=bands)
-    return Figure(
+    yield Figure(
         svg=figures.drawing(plot),
-        caption=f"{drawing.up} by {drawing.across}: means over seeds, in bands of 95% intervals"
-        f"{_of_one_seed(result)}.{'' if theirs else ' The paper prints no numbers of it.'}",
+        caption=f"{drawing.up} by {drawing.across}: means over seeds, in bands of 95% intervals, "
+        f"of one seed without.{'' if theirs else ' The paper prints no numbers of it.'}",
     )
 
 
-def _bars(result: StudyResult, drawing: Drawing) -> Figure | None:
+def _bars(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     """Draw the quantities that the paper prints, arm by arm, with its numbers as marks."""
     papers = {(each.quantity, each.arm): each.value for each in result.papers}
-    groups: dict[str, dict[str, Ends]] = {quantity: {} for quantity, _ in papers}
-    for quantity, by_arm in groups.items():
-        for arm, values in result.computed(quantity).items():
-            if values:
-                low, middle, high = _ends(values)
-                by_arm[arm] = max(0.0, low), middle, min(1.0, high)
-    if not any(groups.values()):
-        return None
-    chances = {quantity: result.metric(quantity).chance for quantity in groups}
-    return Figure(
-        svg=figures.grouped_bars(groups, papers, chances, up=drawing.up),
-        caption=f"{drawing.up}: means over seeds with 95% intervals{_of_one_seed(result)}; "
-        f"diamonds: the paper's numbers{'; dotted: a guess' if any(chances.values()) else ''}.",
-    )
+    computed = {quantity: result.computed(quantity) for quantity, _ in papers}
+    parts = {
+        quantity: {arm: _ends(values) for arm, values in by_arm.items() if values}
+        for quantity, by_arm in computed.items()
+    }
+    if parts := {quantity: values for quantity, values in parts.items() if values}:
+        chances = {quantity: result.metric(quantity).chance for quantity in parts}
+        svg = figures.forests(parts, is_share=True, across=drawing.up, lines=chances, marks=papers)
+        yield Figure(
+            svg=svg,
+            caption=f"{drawing.up}: means over seeds with 95% intervals, of one seed without; "
+            "diamonds: the paper's numbers; dotted: a guess.",
+        )
 
 
-def _ends(values: Mapping[int, float]) -> Ends:
+def _ends(values: Mapping[int, float]) -> figures.Ends:
     """Return the interval of values by seed around their mean; of one seed, the mean alone."""
     mean = interval(list(values.values()))
     half = mean.half if math.isfinite(mean.half) else 0.0
     return mean.mean - half, mean.mean, mean.mean + half
-
-
-def _of_one_seed(result: StudyResult) -> str:
-    return " (none of one seed)" if any(len(row.by_seed) == 1 for row in result.rows) else ""
-
-
-def draw_curves(
-    runs: Mapping[str, tuple[Run, RunFolder]], arms: Mapping[str, str], out: Path
-) -> None:
-    """Draw the curves of runs, by name, into a file; its suffix (svg, png, pdf) is its kind.
-
-    ``arms``: the name of each run's arm. Of several arms the runs of each look alike and are named
-    together, of a single one each by itself. Whether losses may be compared is the caller's to
-    check.
-    """
-    figures.check(out)
-    seeds = Counter((arms[name], run.seed) for name, (run, _) in runs.items())
-    several = len({arms[name] for name in runs}) > 1
-    together: dict[str, list[_Curves]] = {}
-    for name, (run, folder) in runs.items():
-        # Two that differ in what came to the same, such as a precision, show their folders.
-        beside = f" ({name})" if seeds[arms[name], run.seed] > 1 else ""
-        each = _read_run(f"{arms[name]}, seed {run.seed}{beside}", run, folder)
-        together.setdefault(arms[name] if several else each.name, []).append(each)
-    styles = figures.styles_of(together)
-
-    def plot(axes: Axes) -> None:
-        for name, of_arm in together.items():
-            colour, dashes, _ = figures.STYLES[styles[name]]
-            for each in of_arm:
-                axes.plot(*each.trained, color=colour, alpha=0.25, linewidth=0.8)
-                axes.plot(*each.validated, color=colour, linestyle=dashes)
-            axes.lines[-1].set_label(_name_curves(name, of_arm))
-        axes.set(xlabel="tokens", ylabel="loss (thin: training)")
-        figures.count_across(axes)
-        figures.legend(axes)
-        axes.spines[["top", "right"]].set_visible(False)
-
-    figures.save([plot], out, size=(7.0, 4.0))
-
-
-@dataclass(frozen=True)
-class _Curves:
-    """Tokens and losses of a run, and how far it is, if not at its end."""
-
-    name: str
-    seed: int
-    trained: tuple[Sequence[float], Sequence[float]]
-    validated: tuple[Sequence[float], Sequence[float]]
-    state: str
-
-
-def _name_curves(arm: str, runs: Sequence[_Curves]) -> str:
-    """Return the text of a legend: whose curves they are, and their last losses."""
-    last = [each.validated[1][-1] for each in runs if each.validated[1]]
-    if len(runs) == 1:
-        return runs[0].name + "".join(f": validation loss {x:.3f}" for x in last) + runs[0].state
-    known = [loss for loss in last if math.isfinite(loss)]
-    ends = f": validation loss {min(known):.3f} to {max(known):.3f}" if known else ""
-    states = "".join(f"; seed {each.seed}{each.state}" for each in runs if each.state)
-    return f"{arm}, {len(runs)} runs{ends}{states}"
-
-
-def _read_run(name: str, run: Run, folder: RunFolder) -> _Curves:
-    rows = folder.rows()
-    if not any("loss" in row for row in rows):
-        raise ValueError(f"{folder.path} holds no metrics yet: leave it out")
-    trained, validated = (
-        ([row["tokens"] for row in rows if key in row], [row[key] for row in rows if key in row])
-        for key in ("loss", "val_loss")
-    )
-    if folder.diverged.exists() or not all(map(math.isfinite, trained[1] + validated[1])):
-        state = f" (diverged by step {rows[-1]['step']})"
-    else:
-        state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
-    return _Curves(name, run.seed, trained, validated, state)

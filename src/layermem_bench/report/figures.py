@@ -1,4 +1,8 @@
-"""Figures as inline SVG, with text and lines in the colour of the page, light or dark."""
+"""Figures as inline SVG, with text and lines in the colour of the page, light or dark.
+
+A ``Plot`` draws into axes: ``curves``, ``scatter`` and ``triangle`` make some. ``drawing`` returns
+the svg element of one, and ``save`` writes several into a file.
+"""
 
 import hashlib
 import io
@@ -8,7 +12,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 from xml.sax.saxutils import escape
 
 import matplotlib
@@ -19,25 +24,12 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from layermem_bench.results.intervals import Interval
 
-# (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
-STYLES = (
-    ("#7a5195", ":", "P"),
-    ("#2f7fc4", "-", "o"),
-    ("#d9622b", "--", "s"),
-    ("#2a9d5c", "-.", "^"),
-    ("#9a5fd0", ":", "D"),
-    ("#c2438d", "-", "v"),
-    ("#7a8594", "--", "P"),
-    ("#0f9aa7", "-.", "X"),
-    ("#a37f1c", ":", "*"),
-    ("#5566cc", "-", "<"),
-    ("#8fae1b", "--", ">"),
-    ("#a0522d", "-.", "p"),
-    ("#d0475a", ":", "h"),
-    ("#4fa3d9", "-", "d"),
-    ("#6b8e6b", "--", "H"),
-    ("#c98bd6", "-.", "8"),
+_COLOURS = (
+    *("#7a5195", "#2f7fc4", "#d9622b", "#2a9d5c", "#9a5fd0", "#c2438d", "#7a8594", "#0f9aa7"),
+    *("#a37f1c", "#5566cc", "#8fae1b", "#a0522d", "#d0475a", "#4fa3d9", "#6b8e6b", "#c98bd6"),
 )
+# (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
+STYLES = tuple(zip(_COLOURS, (":", "-", "--", "-.") * 4, "Pos^DvPX*<>phdH8", strict=True))
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
     "lime_half",
@@ -47,6 +39,8 @@ _VARIANTS = (
 )
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name to the x and y values of its line, or to the lower and upper edge of its band."""
+Ends = tuple[float, float, float]
+"""Lower end of an interval, middle, upper end."""
 Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
 Scale = Literal["number", "share", "percent"]
@@ -187,27 +181,23 @@ def curves(
             count_across(axes)
         if scale != "number":
             _label_in_percent(axes, from_0_to_100=scale == "share")
-        legend(axes)
+        _legend(axes)
 
     return plot
 
 
-def legend(axes: Axes) -> None:
+def _legend(axes: Axes, *, below: bool = False) -> None:
     """Name what is drawn: within the axes, or, if that is too much for the only ones, below."""
-    _, labels = axes.get_legend_handles_labels()
+    handles, labels = axes.get_legend_handles_labels()
     spec = axes.get_subplotspec()
     is_alone = spec is None or spec.get_gridspec().get_geometry() == (1, 1)
     longest = max(map(len, labels), default=0)
-    if is_alone and (len(labels) > _MOST_WITHIN or longest > _LONGEST_WITHIN):
-        _legend_below(axes)
-    else:
+    is_much = len(labels) > _MOST_WITHIN or longest > _LONGEST_WITHIN
+    if not below and not (is_alone and is_much):
         axes.legend(frameon=False)
-
-
-def _legend_below(axes: Axes) -> None:
-    """Name what is drawn below the axes, in as many lines as that takes: the figure grows."""
-    handles, labels = axes.get_legend_handles_labels()
-    across = 2 if max(map(len, labels)) <= _HALF_LINE_BELOW else 1
+        return
+    # In as many lines as that takes: the figure grows.
+    across = 2 if longest <= _HALF_LINE_BELOW else 1
     labels = [textwrap.fill(label, _LINE_BELOW) for label in labels]
     lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / across)
     figure = axes.figure
@@ -225,123 +215,67 @@ def count_across(axes: Axes) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
-    """Return an SVG of shares with intervals (low, middle, high) and a line at ``chance``."""
-
-    styles = styles_of(values)
-
-    def draw(axes: Axes) -> None:
-        for i, (name, (low, middle, high)) in enumerate(values.items()):
-            colour, _, _ = STYLES[styles[name]]
-            axes.bar(i, middle, 0.6, color=colour, alpha=0.75)
-            axes.errorbar(i, middle, [[middle - low], [high - middle]], color=INK, capsize=5)
-        axes.axhline(chance, color=INK, linewidth=0.8, linestyle=":")
-        axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
-        names = [_escape_label(name).replace(":", ":\n") for name in values]
-        axes.set_xticks(range(len(names)), names)
-        axes.set(xlim=(-0.5, len(names) - 0.5), ylabel=up)
-        _label_in_percent(axes, from_0_to_100=True)
-
-    return drawing(draw, (3.6, 3.4))
+def bars(values: Mapping[str, Ends], *, up: str, chance: float) -> str:
+    """Return an SVG of shares with their intervals, one below the other, and a line at chance."""
+    return forests({"": values}, is_share=True, across=up, lines={"": chance})
 
 
-def grouped_bars(
-    groups: Mapping[str, Mapping[str, tuple[float, float, float]]],
-    marks: Mapping[tuple[str, str], float],
-    chances: Mapping[str, float | None],
-    *,
-    up: str,
-) -> str:
-    """Return an SVG of shares with intervals (low, middle, high) by group and name.
-
-    ``marks``: group and name to a number beside it; ``chances``: group to what a guess comes to.
-    """
-    names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    styles = styles_of(names)
-    width = 0.8 / max(1, len(names))
-
-    def draw(axes: Axes) -> None:
-        for i, (group, values) in enumerate(groups.items()):
-            for name, (low, middle, high) in values.items():
-                at = i + width * (names.index(name) - (len(names) - 1) / 2)
-                colour = STYLES[styles[name]][0]
-                axes.bar(at, middle, 0.9 * width, color=colour, alpha=0.75)
-                errors = [[middle - low], [high - middle]]
-                axes.errorbar(at, middle, errors, color=INK, capsize=2, linewidth=0.8)
-                if (group, name) in marks:
-                    axes.plot(at, marks[group, name], marker="D", markersize=4, color=INK)
-            if (chance := chances.get(group)) is not None:
-                axes.hlines(chance, i - 0.45, i + 0.45, color=INK, linewidth=0.8, linestyle=":")
-        for name in names:
-            axes.bar(0, 0, color=STYLES[styles[name]][0], label=_escape_label(name))
-        axes.set_xticks(range(len(groups)), [_escape_label(textwrap.fill(g, 12)) for g in groups])
-        axes.tick_params(axis="x", labelsize=7, rotation=30 if len(groups) > 4 else 0)
-        axes.set_ylabel(up)
-        _label_in_percent(axes, from_0_to_100=True)
-        axes.legend(frameon=False, fontsize=8)
-
-    return drawing(draw, (6.0, 3.4))
-
-
-def forest(
-    differences: Mapping[str, Interval],
-    *,
-    is_share: bool,
-    across: str,
-    styles: Mapping[str, int] | None = None,
-) -> str:
-    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
-
-    ``styles``: name to the index of its style, else ``styles_of`` them.
-    """
-    return forests({"": differences}, is_share=is_share, across=across, styles=styles)
+def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0."""
+    return forests({"": differences}, is_share=is_share, across=across)
 
 
 def forests(
-    parts: Mapping[str, Mapping[str, Interval]],
+    parts: Mapping[str, Mapping[str, Interval | Ends]],
     *,
     is_share: bool,
     across: str,
     styles: Mapping[str, int] | None = None,
+    lines: Mapping[str, float | None] = MappingProxyType({}),
+    marks: Mapping[tuple[str, str], float] = MappingProxyType({}),
 ) -> str:
-    """Return an SVG of a ``forest`` for each part, with its title, each on an axis of its own."""
-    names = [name for differences in parts.values() for name in differences]
+    """Return an SVG of intervals for each part, with its title, each part on an axis of its own.
+
+    ``styles``: name to the index of its style, else ``styles_of`` them. ``lines``: where each part
+    has its dotted line, else at 0. ``marks``: a further number beside a part's name.
+    """
+    names = [name for values in parts.values() for name in values]
     places = styles_of(names) if styles is None else styles
     labels = {name: textwrap.fill(name, _LABEL) for name in names}
 
-    def draw(axes: Axes, title: str, differences: Mapping[str, Interval]) -> None:
-        for i, (name, each) in enumerate(differences.items()):
-            # The interval of a single pair is infinite.
-            half = each.half if math.isfinite(each.half) else None
+    def draw(axes: Axes, part: str, values: Mapping[str, Interval | Ends]) -> None:
+        for i, (name, each) in enumerate(values.items()):
             colour, _, marker = STYLES[places[name]]
-            axes.errorbar(each.mean, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
-        axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
-        shown = [_escape_label(labels[name]) for name in differences]
+            middle, half = _middle_and_error(each)
+            axes.errorbar(middle, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
+            if (part, name) in marks:
+                axes.plot(marks[part, name], -i, marker="D", markersize=4, color=INK)
+        if (line := lines.get(part, 0)) is not None:
+            axes.axvline(line, color=INK, linewidth=0.8, linestyle=":")
+        shown = [_escape_label(labels[name]) for name in values]
         axes.set_yticks([-i for i in range(len(shown))], shown)
-        axes.set(title=_escape_label(title), ylim=(0.6 - len(shown), 0.6))
+        axes.set(title=_escape_label(part), ylim=(0.6 - len(shown), 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.spines[["top", "right"]].set_visible(False)
 
-    def height(differences: Mapping[str, Interval]) -> float:
-        lines = max((labels[name].count("\n") for name in differences), default=0)
-        return (0.24 + 0.15 * lines) * len(differences)
-
-    heights = [height(differences) for differences in parts.values()]
+    heights = []
+    for values in parts.values():
+        most = max((labels[name].count("\n") for name in values), default=0)
+        heights.append((0.24 + 0.15 * most) * len(values))
     with matplotlib.rc_context({**_RC, "axes.titlesize": 10}):
         size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
         figure = Figure(figsize=size, layout="constrained")
         rows = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
-        for axes, (title, differences) in zip(rows.flat, parts.items(), strict=True):
-            draw(axes, title, differences)
-            axes.spines[["top", "right"]].set_visible(False)
+        for axes, (part, values) in zip(rows.flat, parts.items(), strict=True):
+            draw(axes, part, values)
         axes.set_xlabel(_escape_label(across))
         return _in_ink_of_the_page(figure)
 
 
 def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: str) -> str:
     """Return an SVG of named values with intervals at places across."""
-
     styles = styles_of(points)
     room = 0.02 * max(x for x, _ in points.values())
 
@@ -351,17 +285,23 @@ def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: st
             beside = [other for other, (place, _) in points.items() if place == x]
             x += room * (beside.index(name) - (len(beside) - 1) / 2)
             colour, _, marker = STYLES[styles[name]]
-            # The interval of a single seed is infinite.
-            half = value.half if math.isfinite(value.half) else None
-            label = _escape_label(name)
-            axes.errorbar(x, value.mean, half, color=colour, marker=marker, ls="none", capsize=3)
-            axes.containers[-1].set_label(label)
+            mean, half = _middle_and_error(value)
+            axes.errorbar(x, mean, half, color=colour, marker=marker, ls="none", capsize=3)
+            axes.containers[-1].set_label(_escape_label(name))
         axes.set(xlabel=across, ylabel=_escape_label(up))
         axes.set_xlim(left=0)
         # Below, where no interval can lie behind it.
-        _legend_below(axes)
+        _legend(axes, below=True)
 
     return drawing(draw, (6.0, 3.2))
+
+
+def _middle_and_error(value: Interval | Ends) -> tuple[float, Any]:
+    """Return what matplotlib draws of an interval; of a single value it is infinite: the value."""
+    if isinstance(value, Interval):
+        return value.mean, value.half if math.isfinite(value.half) else None
+    low, middle, high = value
+    return middle, [[middle - low], [high - middle]]
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> Plot:
@@ -380,31 +320,36 @@ def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Seq
     return plot
 
 
-def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
-    """Return an SVG of a matrix of shares of any shape."""
+def rows(
+    matrix: np.ndarray,
+    *,
+    across: str | Sequence[str],
+    up: str | Sequence[str],
+    signed: bool = False,
+) -> str:
+    """Return an SVG of a matrix of any shape: of shares, or ``signed`` of any numbers, NaN blank.
+
+    ``across``, ``up``: what an axis counts, or a name for each of its columns or rows.
+    """
+    limit = float(np.nanmax(np.abs(matrix))) or 1.0 if signed else 1.0
+    low, colours = (-limit, "RdBu") if signed else (0.0, "Blues")
 
     def draw(axes: Axes) -> None:
-        axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set(xlabel=across, ylabel=up)
-        for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
-            axis.set_ticks(range(0, size, -(-size // _MOST_TICKS)))
+        image = axes.imshow(matrix, cmap=colours, vmin=low, vmax=limit, aspect="auto")
+        sides = ((axes.xaxis, across, matrix.shape[1]), (axes.yaxis, up, matrix.shape[0]))
+        for axis, named, size in sides:
+            if isinstance(named, str):
+                axis.set_label_text(named)
+                axis.set_ticks(_ticks(size))
+            else:
+                ticks = _ticks(size, 2 * _MOST_TICKS)
+                axis.set_ticks(ticks, [_escape_label(named[i]) for i in ticks], fontsize=7)
+        if not isinstance(across, str):
+            axes.tick_params(axis="x", rotation=90)
+        if signed:
+            axes.figure.colorbar(image, ax=axes, fraction=0.04)
 
-    return drawing(draw, (4.2, 3.2), spines=True)
-
-
-def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) -> str:
-    """Return an SVG of a matrix of any numbers, NaN blank, with a name for each column and row."""
-    limit = float(np.nanmax(np.abs(matrix))) or 1.0
-
-    def draw(axes: Axes) -> None:
-        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
-        for axis, names in ((axes.xaxis, across), (axes.yaxis, up)):
-            ticks = range(0, len(names), max(1, len(names) // 24))
-            axis.set_ticks(ticks, [_escape_label(names[i]) for i in ticks], fontsize=7)
-        axes.tick_params(axis="x", rotation=90)
-        axes.figure.colorbar(image, ax=axes, fraction=0.04)
-
-    return drawing(draw, (5.4, 4.4), spines=True)
+    return drawing(draw, (4.8, 4.0) if signed else (4.2, 3.2), spines=True)
 
 
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
@@ -424,10 +369,13 @@ def triangle(matrix: np.ndarray, *, across: str, up: str) -> Plot:
             colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
             number = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
             number.set_fontsize(min(9.0, 64 / size))
-        ticks = range(0, size, -(-size // _MOST_TICKS))
-        axes.set(xlabel=across, ylabel=up, xticks=ticks, yticks=ticks)
+        axes.set(xlabel=across, ylabel=up, xticks=_ticks(size), yticks=_ticks(size))
 
     return draw
+
+
+def _ticks(size: int, most: int = _MOST_TICKS) -> range:
+    return range(0, size, -(-size // most))
 
 
 def _escape_label(text: str) -> str:

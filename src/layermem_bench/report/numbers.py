@@ -3,10 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from layermem_bench.results.intervals import NOISE as NOISE
 from layermem_bench.results.intervals import Interval, price_of_looks
-
-NOISE = 0.05
-"""p-value from which on a difference is within noise."""
 
 
 def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:
@@ -54,9 +52,9 @@ def format_interval(value: Interval | None, is_share: bool, sign: str = "") -> s
         return ""
     if not math.isfinite(value.half):
         return f"{format_number(value.mean, is_share, sign)} (one seed)"
-    ends = value.mean - value.half, value.mean + value.half
-    if is_share and not sign and not 0 <= ends[0] <= ends[1] <= 1:
-        return format_ends(value.mean, ends, is_share)
+    low, high = value.ends
+    if is_share and not sign and not 0 <= low <= high <= 1:
+        return format_ends(value.mean, (low, high), is_share)
     return format_spread(value.mean, value.half, is_share, sign)
 
 
@@ -101,8 +99,7 @@ def format_duration(seconds: float) -> str:
     """Write seconds in the unit that suits them."""
     units = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
     for unit, length in units:
-        if seconds >= length:
-            count = seconds / length
+        if (count := seconds / length) >= 1:
             return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
     return f"{seconds:.2g} s"
 

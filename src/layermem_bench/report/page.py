@@ -1,12 +1,15 @@
 """One HTML page that needs nothing else: no network, no other file, read on light and on dark."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from layermem_base.files import write_atomically
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Switch:
 
 
 Cell = str | Link | Sequence[Link]
+Columns = Mapping[str, Callable[[_Row], Cell]]
+"""Columns of a table: the title of each, and what writes its cell of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,12 @@ class Table:
     """Of each row, what links to it are called; empty: nothing leads here."""
     least: Sequence[str] = ()
     """Columns that a narrow screen leaves out first, in this order; then those at the right."""
+
+    @classmethod
+    def over(cls, rows: Iterable[_Row], columns: Columns[_Row], caption: str = "") -> "Table":
+        """Return a table with a line for each row, written by the columns."""
+        cells = [[write(row) for write in columns.values()] for row in rows]
+        return cls(header=list(columns), rows=cells, caption=caption)
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[Cell]], caption: str = "") -> "Table":

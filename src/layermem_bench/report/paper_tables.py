@@ -1,6 +1,7 @@
 """Tables of an artefact: the paper's claims with what came of them, its numbers beside ours."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from layermem_bench.report.numbers import (
     format_counted,
@@ -10,43 +11,41 @@ from layermem_bench.report.numbers import (
     format_pairs,
     looks_note,
 )
-from layermem_bench.report.page import Table
+from layermem_bench.report.page import Columns, Table
 from layermem_bench.results.comparing import JudgedClaim, judge
 from layermem_bench.results.intervals import mean_by_seed
 from layermem_bench.results.study import ABOVE_PLAIN, BY_LAYER, Metric, StudyResult
 
 _CHANCE = (
-    "Chance: what an answer comes to that ignores the question, the most frequent one where that "
+    " Chance: what an answer comes to that ignores the question, the most frequent one where that "
     "is right more often than 1 / choices."
 )
+_PAIRS = (
+    " p-values are adjusted by Holm's method for the number of claims. Seeds to settle it: pairs, "
+    "planned from the beginning, with which a difference as observed would be told from 0 among so "
+    "many claims in four of five repetitions."
+)
+_HOW = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
 
 
 def claims_table(result: StudyResult) -> Table:
     """Return a table of the claims: the paper's difference, ours, and what came of it."""
-    claims = judge(result)
-    numbers = [claim_numbers(result, each) for each in claims]
-    return Table.of_columns(
-        {
-            "claim": [claim_text(each) for each in claims],
-            "paper": [paper for paper, _ in numbers],
-            "here": [here for _, here in numbers],
-            "p (Holm)": [format_p(each.p).removesuffix(", within noise") for each in claims],
-            "seeds to settle it": [format_pairs(c.difference, c.pairs_to_settle) for c in claims],
-            "holds?": [f"{each.verdict} ({each.reason})" for each in claims],
-        },
-        f"{_over(result)} p-values are adjusted by Holm's method for the number of claims. "
-        "Seeds to settle it: pairs, planned from the beginning, with which a difference as "
-        "observed would be told from 0 among so many claims in four of five repetitions."
-        f"{looks_note(result.looks)}",
-    )
+    columns: Columns[JudgedClaim] = {
+        "claim": claim_text,
+        "paper": lambda each: claim_numbers(result, each)[0],
+        "here": lambda each: claim_numbers(result, each)[1],
+        "p (Holm)": lambda each: format_p(each.p).removesuffix(", within noise"),
+        "seeds to settle it": lambda each: format_pairs(each.difference, each.pairs_to_settle),
+        "holds?": lambda each: f"{each.verdict} ({each.reason})",
+    }
+    return Table.over(judge(result), columns, _over(result) + _PAIRS + looks_note(result.looks))
 
 
 def claim_text(judged: JudgedClaim) -> str:
     """Write what is claimed."""
-    how = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
     claim = judged.claim
     other = claim.against or "the paper's number"
-    return f"{claim.quantity}: {claim.arm} {how[claim.direction]} {other}"
+    return f"{claim.quantity}: {claim.arm} {_HOW[claim.direction]} {other}"
 
 
 def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
@@ -66,29 +65,33 @@ def numbers_table(result: StudyResult) -> Table:
     """
     papers = {(number.quantity, number.arm): number for number in result.papers}
     ours = {(row.metric, row.arm): row.by_seed for row in result.rows if BY_LAYER not in row.metric}
-    rows: list[list[str]] = []
-    for quantity, arm in dict.fromkeys((*ours, *papers)):
-        metric, paper = result.metric(quantity), papers.get((quantity, arm))
-        values, is_share = ours.get((quantity, arm), {}), metric.is_share
+
+    def paper(key: tuple[str, str]) -> str:
+        metric = result.metric(key[0])
         write = format_counted if metric.counted else _as_printed
-        each = ", ".join(format_number(value, is_share) for value in values.values())
-        rows.append(
-            [
-                quantity,
-                arm,
-                "" if paper is None else write(paper.value, is_share),
-                "" if paper is None else paper.where,
-                _ours(quantity, values, metric),
-                "" if metric.counted else each,
-                "" if metric.chance is None else format_number(metric.chance, is_share),
-            ]
-        )
-    has_chance = any(row[-1] for row in rows)
-    return Table(
-        header=["", "arm", "paper", "where", "here", "each seed", "chance"],
-        rows=rows,
-        caption=_over(result) + (f" {_CHANCE}" if has_chance else ""),
-    )
+        return write(papers[key].value, metric.is_share) if key in papers else ""
+
+    def seeds(key: tuple[str, str]) -> str:
+        metric, values = result.metric(key[0]), ours.get(key, {}).values()
+        written = ", ".join(format_number(value, metric.is_share) for value in values)
+        return "" if metric.counted else written
+
+    def chance(key: tuple[str, str]) -> str:
+        metric = result.metric(key[0])
+        return "" if metric.chance is None else format_number(metric.chance, metric.is_share)
+
+    columns: Columns[tuple[str, str]] = {
+        "": lambda key: key[0],
+        "arm": lambda key: key[1],
+        "paper": paper,
+        "where": lambda key: papers[key].where if key in papers else "",
+        "here": lambda key: _ours(key[0], ours.get(key, {}), result.metric(key[0])),
+        "each seed": seeds,
+        "chance": chance,
+    }
+    made = Table.over(dict.fromkeys((*ours, *papers)), columns, _over(result))
+    has_chance = any(row[-1] for row in made.rows)
+    return replace(made, caption=made.caption + _CHANCE) if has_chance else made
 
 
 def _as_printed(value: float, is_share: bool, sign: str = "") -> str:

@@ -1,20 +1,23 @@
-"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs."""
+"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+Each is a list of columns over the lines of a comparison, or over what else was recorded.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 from layermem_bench.report.numbers import (
     format_interval,
     format_number,
     format_p,
     format_pairs,
-    in_bytes,
     looks_note,
 )
-from layermem_bench.report.page import Cell, Link, Table
+from layermem_bench.report.page import Cell, Columns, Link, Table
 from layermem_bench.results.comparing import Line, compare, lines_of
-from layermem_bench.results.intervals import mean_by_seed
-from layermem_bench.results.ranks import rank_correlations
+from layermem_bench.results.ranks import RankCorrelation, rank_correlations
 from layermem_bench.results.study import (
     BY_LEVEL,
     Arm,
@@ -33,74 +36,28 @@ TITLES: Mapping[str, str] = {
     "recorded": "as recorded",
 }
 """What conditions are called."""
-_HOW: Mapping[str, str] = {
-    "tokens": "Every arm has the same tokens in the same order.",
-    "time": "Every arm has as many steps as take the time of the first one's, in a whole schedule "
-    "of that length.",
-    "parameters": "The mlp of an arm with more parameters than the plain decoder is narrower, and "
-    "of one with fewer wider, to within 0.5% of its parameters.",
-    "recorded": "",
-}
 INTERVALS = (
     "95% intervals over seeds by Student's t, differences pair by pair; p-values are adjusted by "
     "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
 )
 """How intervals and p-values of tables are computed."""
 _BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."
+_RANKS = (
+    "Spearman's correlation of the arms' ranks by their means: 1 where two boards rank them alike, "
+    "0 where one says nothing about the other. Intervals are of 2,000 draws of as many seeds, with "
+    "repetition, which lean to 0. Boards that rank the arms alike show a correlation above the "
+    "last column in 95 of 100 studies."
+)
+
+
+# Columns that a page alone has room for.
+_WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
 
 
 def shown_metrics(result: StudyResult, board: Board, condition: Condition) -> list[str]:
     """Return the metrics that have a table of their own, that of the ranking first."""
     names = [n for n in result.metrics_of(board.name, condition.name) if BY_LEVEL not in n]
     return sorted(names or [board.metric], key=lambda name: name != board.metric)
-
-
-def arms_table(
-    result: StudyResult, board: Board, condition: Condition, metric: str, *, narrow: bool = False
-) -> Table:
-    """Return the table of one metric of the arms of a board under a condition.
-
-    Columns in which all arms say the same are said once, below it. ``narrow``: without what a page
-    alone has room for.
-    """
-    lines = lines_of(result, board, condition, metric)
-    of, arms = result.metric(metric), {arm.name: arm for arm in condition.arms}
-    first, runs = condition.arms[0].name, result.of(board.name, condition.name)
-    columns: dict[str, list[Cell]] = {
-        "": [_rank(line) for line in lines],
-        title_of(board, condition): [line.arm for line in lines],
-        **_facts(board, [arms[line.arm] for line in lines]),
-        metric: [_mean(line, of, metric, arms[line.arm].note, runs) for line in lines],
-        "each seed": [_seeds(line, of, runs) for line in lines],
-        f"against {first}": [_difference(line, of, lines) for line in lines],
-        "p (Holm)": [format_p(line.p) for line in lines],
-        "against the best": [_to_best(line) for line in lines],
-        "seeds to settle it": [format_pairs(x.difference, x.pairs_to_settle) for x in lines],
-        **_prices(board, condition, lines),
-    }
-    common: list[str] = []
-    for name in ("learning rate", "steps", "mlp", "parameters"):
-        values = set(map(str, columns.get(name, [])))
-        if len(values) == 1:
-            columns.pop(name)
-            common += [f"{name} {value}" for value in values if value]
-    dropped = {"each seed", "against the best", "seeds to settle it", "mlp"} if narrow else set()
-    if len(lines) < 3:
-        # It is the difference from the first.
-        dropped.add("against the best")
-    if not any(line.pairs_to_settle for line in lines):
-        dropped.add("seeds to settle it")
-    columns = {n: c for n, c in columns.items() if any(c) and n not in dropped}
-    caption = "" if narrow else " ".join(filter(None, (_HOW[condition.name], INTERVALS)))
-    caption += _BEST if "against the best" in columns else ""
-    caption += "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
-    caption += f" All arms: {', '.join(common)}." if common else ""
-    caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
-    caption += looks_note(condition.looks)
-    prices = " and ".join(name for name in ("time", "memory") if name in columns)
-    caption += f" {prices.capitalize()} of a step: over the first arm's." if prices else ""
-    made = Table.of_columns(columns, caption.strip())
-    return replace(made, least=("memory", "time", "parameters", "steps", "learning rate"))
 
 
 def title_of(board: Board, condition: Condition) -> str:
@@ -110,49 +67,126 @@ def title_of(board: Board, condition: Condition) -> str:
     return f"{board.name}, {TITLES[condition.name]}"
 
 
-def _facts(board: Board, arms: Sequence[Arm]) -> dict[str, list[Cell]]:
-    ends = {each.arm: end_of_range(each) for each in board.tried if each.chosen is not None}
+def arms_table(
+    result: StudyResult, board: Board, condition: Condition, metric: str, *, narrow: bool = False
+) -> Table:
+    """Return the table of one metric of the arms of a board under a condition.
 
-    def rate(arm: Arm) -> str:
-        end = ends.get(arm.name, "")
-        return "" if arm.rate is None else f"{arm.rate:g}{end and f' (the {end})'}"
+    Facts in which all arms are alike are said once, below it. ``narrow``: without what a page alone
+    has room for.
+    """
+    lines, of = lines_of(result, board, condition, metric), result.metric(metric)
+    title, runs = title_of(board, condition), result.of(board.name, condition.name)
+    facts, prices = _facts(board, condition), _prices(board, condition)
+    columns = {**_compared(title, metric, of, lines, condition.arms, runs, facts), **prices}
+    cells = {name: [write(line) for line in lines] for name, write in columns.items()}
+    alike = {name: str(cells[name][0]) for name in facts if len(set(map(str, cells[name]))) == 1}
+    dropped = {*alike, *(_WIDE if narrow else ())}
+    if len(lines) < 3:
+        # It is the difference from the first.
+        dropped.add("against the best")
+    if not any(line.pairs_to_settle for line in lines):
+        dropped.add("seeds to settle it")
+    cells = {name: column for name, column in cells.items() if any(column) and name not in dropped}
+    caption = "" if narrow else INTERVALS
+    caption += _BEST if "against the best" in cells else ""
+    caption += "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
+    common = ", ".join(f"{name} {value}" for name, value in alike.items() if value)
+    caption += f" All arms: {common}." if common else ""
+    caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
+    caption += looks_note(condition.looks)
+    if prices and board.steps:
+        caption += f" Time and memory of a step: over the first arm's, on {board.steps.machine}."
+    made = Table.of_columns(cells, caption.strip())
+    return replace(made, least=("memory", "time", "parameters", "steps", "learning rate"))
 
+
+def _compared(
+    title: str,
+    name: str,
+    metric: Metric,
+    lines: Sequence[Line],
+    arms: Sequence[Arm],
+    runs: Sequence[RunRecord] = (),
+    facts: Columns[Line] = MappingProxyType({}),
+) -> Columns[Line]:
+    """Return the columns of a comparison; ``facts``: those that stand before its values."""
+    seeds = {seed for line in lines for seed in (*line.by_seed, *line.missing)}
+    notes = {arm.name: arm.note for arm in arms}
     return {
-        "learning rate": [rate(arm) for arm in arms],
-        "steps": [f"{arm.steps:,}" for arm in arms],
-        "mlp": ["" if arm.width_of_mlp is None else str(arm.width_of_mlp) for arm in arms],
-        "parameters": ["" if arm.parameters is None else f"{arm.parameters:,}" for arm in arms],
+        "": lambda line: "" if line.rank is None else str(line.rank),
+        title: lambda line: line.arm,
+        **facts,
+        name: lambda line: _mean(line, name, metric.is_share, notes[line.arm], runs),
+        "each seed": lambda line: _seeds(line, metric, runs),
+        f"against {arms[0].name}": lambda line: _difference(line, metric, len(seeds)),
+        "p (Holm)": lambda line: format_p(line.p),
+        "against the best": lambda x: "best mean" if x.rank == 1 else format_p(x.p_to_best),
+        "seeds to settle it": lambda line: format_pairs(line.difference, line.pairs_to_settle),
     }
 
 
-def _mean(line: Line, metric: Metric, name: str, note: str, runs: Sequence[RunRecord]) -> str:
+def _facts(board: Board, condition: Condition) -> Columns[Line]:
+    """Return the columns of what arms are."""
+    arms = {arm.name: arm for arm in condition.arms}
+    ends = {each.arm: end_of_range(each) for each in board.tried if each.chosen is not None}
+
+    def rate(line: Line) -> str:
+        rate, end = arms[line.arm].rate, ends.get(line.arm, "")
+        return "" if rate is None else f"{rate:g}{end and f' (the {end})'}"
+
+    def count(value: int | None) -> str:
+        return "" if value is None else f"{value:,}"
+
+    return {
+        "learning rate": rate,
+        "steps": lambda line: f"{arms[line.arm].steps:,}",
+        "mlp": lambda line: count(arms[line.arm].width_of_mlp).replace(",", ""),
+        "parameters": lambda line: count(arms[line.arm].parameters),
+    }
+
+
+def _prices(board: Board, condition: Condition) -> Columns[Line]:
+    """Return the columns of what a step takes of the first arm's; at equal parameters models are
+    others than those that were measured."""
+    if board.steps is None or condition.name == "parameters":
+        return {}
+    ratios = board.steps.ratios
+    peaks = board.memory.peaks if board.memory else {}
+    first = peaks.get(condition.arms[0].name)
+
+    def memory(line: Line) -> str:
+        peak = peaks.get(line.arm)
+        return f"{peak / first:.2f}" if peak and first else ""
+
+    return {"time": lambda line: f"{ratios[line.arm]:.2f}", "memory": memory}
+
+
+def _mean(line: Line, name: str, is_share: bool, note: str, runs: Sequence[RunRecord]) -> str:
     """Write a mean, and which of the arm's seeds are not in it."""
-    notes = [note] if note else []
     states: dict[str, list[str]] = {}
     for run in runs:
         if run.arm == line.arm and run.seed in line.missing:
             state = f"no {name} recorded" if run.state == "ended" else run.state
             states.setdefault(state, []).append(str(run.seed))
+    notes = [note] if note else []
     notes += [f"{state}: seed {', '.join(seeds)}" for state, seeds in states.items()]
-    mean = format_interval(line.mean, metric.is_share)
+    mean = format_interval(line.mean, is_share)
     return f"{mean} ({'; '.join(notes)})".strip() if notes else mean
 
 
-def _difference(line: Line, metric: Metric, lines: Sequence[Line]) -> str:
+def _difference(line: Line, metric: Metric, seeds: int) -> str:
     """Write the difference from the first arm, and over how many seeds where one lacks some."""
     written = format_interval(line.difference, metric.is_share, "+")
-    seeds = {seed for each in lines for seed in (*each.by_seed, *each.missing)}
-    if line.difference is None or line.difference.count in (1, len(seeds)):
+    if line.difference is None or line.difference.count in (1, seeds):
         return written
-    return f"{written} (over {line.difference.count} of {len(seeds)} seeds)"
+    return f"{written} (over {line.difference.count} of {seeds} seeds)"
 
 
 def _seeds(line: Line, metric: Metric, runs: Sequence[RunRecord]) -> list[Link]:
     marks = {run.seed: run_mark(run) for run in runs if run.arm == line.arm}
-    return [
-        Link(format_number(value, metric.is_share), marks[seed])
-        for seed, value in sorted(line.by_seed.items())
-    ]
+    values = sorted(line.by_seed.items()) if marks else ()
+    return [Link(format_number(value, metric.is_share), marks[seed]) for seed, value in values]
 
 
 def run_mark(run: RunRecord) -> str:
@@ -160,166 +194,110 @@ def run_mark(run: RunRecord) -> str:
     return f"run-{run.run_id}"
 
 
-def _prices(board: Board, condition: Condition, lines: Sequence[Line]) -> dict[str, list[Cell]]:
-    """Return what a step takes of the first arm's; at equal parameters models are others."""
-    if board.steps is None or condition.name == "parameters":
-        return {}
-    columns: dict[str, list[Cell]] = {
-        "time": [f"{board.steps.ratios[line.arm]:.2f}" for line in lines]
-    }
-    peaks = board.memory.peaks if board.memory else {}
-    if first := peaks.get(condition.arms[0].name):
-        of_arms = [peaks.get(line.arm) for line in lines]
-        columns["memory"] = [f"{peak / first:.2f}" if peak else "" for peak in of_arms]
-    return columns
-
-
 def levels_tables(result: StudyResult, board: Board, condition: Condition) -> Iterator[Table]:
     """Yield right answers by level of the problems (operands, steps): a column for each level."""
+    runs = result.of(board.name, condition.name)
     by_kind: dict[str, dict[str, list[Cell]]] = {}
-    arms = [arm.name for arm in condition.arms]
     for name in result.metrics_of(board.name, condition.name):
         if BY_LEVEL in name:
             kind, _, level = name.rpartition(": ")
-            values = result.values(board.name, condition.name, name)
-            of_arms = [values.get(arm, {}) for arm in arms]
-            # Means over other seeds are not beside each other without a word.
-            seeds = set().union(*of_arms)
-            columns = by_kind.setdefault(kind, {kind: list(arms)})
-            columns[level] = [
-                format_interval(mean_by_seed(by_seed), True) + _lacking(seeds - by_seed.keys())
-                for by_seed in of_arms
-            ]
+            columns = by_kind.setdefault(kind, {kind: [arm.name for arm in condition.arms]})
+            lines = {line.arm: line for line in lines_of(result, board, condition, name)}
+            columns[level] = [_mean(lines[a.name], name, True, "", runs) for a in condition.arms]
     yield from map(Table.of_columns, by_kind.values())
 
 
-def _lacking(seeds: Iterable[int]) -> str:
-    """Say which seeds a mean lacks that others have."""
-    lacking = ", ".join(map(str, sorted(seeds)))
-    return lacking and f" (without seed {lacking})"
-
-
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
-    """Yield wide against deep, at equal parameters: all arms and shapes of a preset together, then
-    the shapes of each arm."""
-    by_preset: dict[str, list[tuple[Board, Condition]]] = {}
+    """Yield wide against deep: all arms and shapes of a preset, at equal parameters."""
+    by_preset: dict[str, list[Board]] = {}
     for board in result.boards:
-        for condition in board.conditions:
-            if board.shape and condition.name == "parameters":
-                by_preset.setdefault(board.preset, []).append((board, condition))
+        if board.shape and any(each.name == "parameters" for each in board.conditions):
+            by_preset.setdefault(board.preset, []).append(board)
     for preset, boards in by_preset.items():
-        if len(boards) < 2:
-            continue
-        first, name = boards[0][0], boards[0][0].metric
+        name = boards[0].metric
         values = {
-            (arm.name, board.shape): result.values(board.name, "parameters", name).get(arm.name, {})
-            for arm in first.conditions[0].arms
-            for board, _ in boards
+            f"{arm.name}, {board.shape}": result.values(board.name, "parameters", name).get(
+                arm.name, {}
+            )
+            for arm in boards[0].conditions[0].arms
+            for board in boards
         }
+        conditions = [c for board in boards for c in board.conditions if c.name == "parameters"]
+        looks = max((condition.looks for condition in conditions), key=len)
         metric = result.metric(name)
-        looks = max((condition.looks for _, condition in boards), key=len)
-        parts = {"arms and shapes": {f"{arm}, {shape}": v for (arm, shape), v in values.items()}}
-        for arm in dict.fromkeys(arm for arm, _ in values):
-            parts[f"shapes of {arm}"] = {s: v for (other, s), v in values.items() if other == arm}
-        for part, of_part in parts.items():
-            lines = compare(of_part, result.seeds, metric.better, max(1, len(looks)))
-            title = f"{preset}, {part}, equal parameters"
-            table = _shapes_table(title, name, metric, lines)
-            yield replace(table, caption=table.caption + looks_note(looks)), lines, metric
+        lines = compare(values, result.seeds, metric.better, max(1, len(looks)))
+        title = f"{preset}, arms and shapes, equal parameters"
+        arms = [Arm(name=arm, steps=0) for arm in values]
+        columns = dict(_compared(title, name, metric, lines, arms))
+        del columns["each seed"], columns["seeds to settle it"]
+        if len(boards) > 1:
+            caption = INTERVALS + _BEST + looks_note(looks)
+            yield Table.over(lines, columns, caption), lines, metric
 
 
 def ranks_table(result: StudyResult) -> Table | None:
     """Return a table of how alike two boards rank the arms; None: no two can be compared."""
+
+    def interval(each: RankCorrelation) -> str:
+        if each.ends is None:
+            return "none: all arms tie in some draws"
+        return f"{each.ends[0]:.2f} to {each.ends[1]:.2f}"
+
+    def if_alike(each: RankCorrelation) -> str:
+        if each.if_alike is None:
+            return "cannot be said: arms tie, or differ by no more than seeds"
+        return f"above {each.if_alike:.2f}"
+
+    columns: Columns[RankCorrelation] = {
+        "boards": lambda each: " and ".join(each.boards),
+        "arms": lambda each: str(each.arms),
+        "rank correlation": lambda each: f"{each.value:.2f}",
+        "95% interval": interval,
+        "if they rank alike": if_alike,
+    }
     pairs = rank_correlations(result)
-    columns: dict[str, list[Cell]] = {
-        "boards": [" and ".join(each.boards) for each in pairs],
-        "arms": [str(each.arms) for each in pairs],
-        "rank correlation": [f"{each.value:.2f}" for each in pairs],
-        "95% interval": [
-            "none: all arms tie in some draws"
-            if each.low is None or each.high is None
-            else f"{each.low:.2f} to {each.high:.2f}"
-            for each in pairs
-        ],
-        "if they rank alike": [
-            "cannot be said: arms tie, or differ by no more than seeds"
-            if each.if_alike is None
-            else f"above {each.if_alike:.2f}"
-            for each in pairs
-        ],
-    }
-    caption = (
-        "Spearman's correlation of the arms' ranks by their means: 1 where two boards rank "
-        "them alike, 0 where one says nothing about the other. Intervals are of 2,000 draws of as "
-        "many seeds, with repetition. Draws are noisier than the means, and lean to 0: an upper "
-        "end below 1 does not show that two boards rank the arms otherwise. A correlation below "
-        "the last column does: given the noise of seeds, taken to be as large for every arm, "
-        "boards that rank the arms alike show one above it in 95 of 100 studies."
-    )
-    return Table.of_columns(columns, caption) if pairs else None
-
-
-def _shapes_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -> Table:
-    first = next((line.arm for line in lines if line.difference is None), "")
-    is_share = metric.is_share
-    columns: dict[str, list[Cell]] = {
-        "": [_rank(line) for line in lines],
-        title: [line.arm for line in lines],
-        name: [format_interval(line.mean, is_share) for line in lines],
-        f"against {first}": [format_interval(line.difference, is_share, "+") for line in lines],
-        "p (Holm)": [format_p(line.p) for line in lines],
-        "against the best": [_to_best(line) for line in lines],
-    }
-    return Table.of_columns(columns, INTERVALS + _BEST)
-
-
-def _rank(line: Line) -> str:
-    return "" if line.rank is None else str(line.rank)
-
-
-def _to_best(line: Line) -> str:
-    return "best mean" if line.rank == 1 else format_p(line.p_to_best)
+    return Table.over(pairs, columns, _RANKS) if pairs else None
 
 
 def rates_table(board: Board) -> Table:
     """Return a table of each arm's loss, or right answers, at each learning rate it tried."""
     tried = board.tried
-    rates = list(dict.fromkeys(rate for each in tried for rate in each.rates))
-    with_decay = " and weight decay" if any(each.decay is not None for each in tried) else ""
-    if any(each.own_rates for each in tried):
-        with_decay = ", and that of the parameters that it adds (own),"
-    by_right = any(each.right for each in tried)
-    what = "right answers" if by_right else "validation loss"
+    what = "right answers" if any(each.right for each in tried) else "validation loss"
+
+    def arm(each: TriedRates) -> str:
+        return each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
+
+    def chosen(each: TriedRates) -> str:
+        own = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
+        return "" if each.chosen is None else f"{each.chosen:g}{own}"
+
+    rates = dict.fromkeys(rate for each in tried for rate in each.rates)
+    columns: Columns[TriedRates] = {
+        f"{board.name}: {what} at learning rate": arm,
+        **{f"{rate:g}": partial(_outcome, rate=rate) for rate in rates},
+        "chosen": chosen,
+    }
     at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
-    beyond = at_end and f" A better learning rate may lie beyond those tried: {at_end}."
-    rows = []
-    for each in tried:
-        arm = each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
-        chosen = "" if each.chosen is None else f"{each.chosen:g}"
-        own = f", own {each.own_chosen:g}" if chosen and each.own_chosen else ""
-        rows.append([arm, *(_outcome(each, rate) for rate in rates), f"{chosen}{own}"])
-    return Table(
-        header=[f"{board.name}: {what} at learning rate", *(f"{r:g}" for r in rates), "chosen"],
-        rows=rows,
-        caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no other "
-        f"table. A run that diverged says where in its diverged.json, in a folder rates.{beyond}",
+    return Table.over(
+        tried,
+        columns,
+        "Each arm's learning rate, with its weight decay and that of the parameters that it adds "
+        "(own) where these were tried, was chosen on a seed that is in no other table."
+        + (at_end and f" A better learning rate may lie beyond those tried: {at_end}."),
     )
 
 
 def end_of_range(tried: TriedRates) -> str:
     """Return "lowest" or "highest" where that rate of those tried was chosen, also of the rates of
     what the arm adds; else nothing."""
-    if tried.chosen is None or len(tried.rates) < 2:
-        return ""
-    found = []
+    ends = []
     for what, chosen, rates in (
         ("", tried.chosen, tried.rates),
         (" of its own rates", tried.own_chosen, tried.own_rates),
     ):
-        if chosen is not None and rates:
-            ends = {min(rates): f"lowest{what}", max(rates): f"highest{what}"}
-            found += [ends[chosen]] if chosen in ends else []
-    return " and the ".join(found)
+        if len(set(rates)) > 1 and chosen in (min(rates), max(rates)):
+            ends.append(f"{'lowest' if chosen == min(rates) else 'highest'}{what}")
+    return " and the ".join(ends)
 
 
 def _outcome(tried: TriedRates, rate: float) -> str:
@@ -331,47 +309,29 @@ def _outcome(tried: TriedRates, rate: float) -> str:
     return f"{shown} (own {tried.own_rates[place]:g})" if tried.own_rates else shown
 
 
-def steps_table(board: Board) -> Table | None:
-    """Return a table of what a step of each arm takes; None: it was not measured."""
-    steps = board.steps
-    if steps is None:
-        return None
-    peaks = board.memory.peaks if board.memory else {}
-    # The file of steps may have arms of earlier studies too.
-    here = {arm.name for condition in board.conditions for arm in condition.arms}
-    arms = [arm for arm in steps.seconds if arm in here]
-    return Table.of_columns(
-        {
-            "arm": arms,
-            "seconds of a step": [format_number(steps.seconds[arm], False) for arm in arms],
-            "over the first arm's": [f"{steps.ratios[arm]:.3f}" for arm in arms],
-            "peak memory": [in_bytes(peak) if (peak := peaks.get(arm)) else "" for arm in arms],
-        },
-        f"{steps.machine}: medians of {steps.rounds} rounds, one step of each arm in each. "
-        "Memory is that of model, optimiser and a step, in a process of its own.",
-    )
-
-
 def runs_table(result: StudyResult) -> Table:
     """Return a table of the runs, to which numbers of other tables lead."""
-    rows, made_with = [], set[str]()
     shown = ("layermem", "commit", "torch", "machine", "processor")
-    for run in result.runs:
-        made = ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
-        # Runs that chose a rate keep nothing of this, nor do those that have not begun.
-        code = [str(run.about.get(key, "")) for key in ("sources", "plugins")]
-        made_with |= {" ".join([made, *code])} if made else set()
-        state = f"{run.state}: {run.note}" if run.note else run.state
-        steps = f"{run.max_steps:,}" if run.max_steps else ""
-        speed = f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else ""
-        rows.append([run.name, run.run_id, str(run.seed), state, steps, speed, made])
+
+    def made_with(run: RunRecord) -> str:
+        return ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
+
+    columns: Columns[RunRecord] = {
+        "run": lambda run: run.name,
+        "id": lambda run: run.run_id,
+        "seed": lambda run: str(run.seed),
+        "state": lambda run: f"{run.state}: {run.note}" if run.note else run.state,
+        "steps": lambda run: f"{run.max_steps:,}" if run.max_steps else "",
+        "tokens/s": lambda r: f"{r.tokens_per_second:,.0f}" if r.tokens_per_second else "",
+        "made with": made_with,
+    }
+    # Runs that chose a rate keep nothing of this, nor do those that have not begun.
+    code = {(made_with(run), run.about.get("sources")) for run in result.runs if made_with(run)}
     differ = " Not all of them were made with the same versions and machine."
-    return Table(
-        header=["run", "id", "seed", "state", "steps", "tokens/s", "made with"],
-        rows=rows,
-        marks=[run_mark(run) for run in result.runs],
-        caption="An id stands for every option that decides about a run's weights. Tokens a "
-        "second: the median of the wall time its machine took, whatever else that machine did; no "
-        "comparison. layermem train --config RUN/config.yaml --out NEW repeats a run."
-        f"{differ if len(made_with) > 1 else ''}",
+    caption = (
+        "An id stands for every option that decides about a run's weights. Tokens a second: the "
+        "median of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW "
+        f"repeats a run.{differ if len(code) > 1 else ''}"
     )
+    made = Table.over(result.runs, columns, caption)
+    return replace(made, marks=[run_mark(run) for run in result.runs])

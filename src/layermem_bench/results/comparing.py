@@ -4,15 +4,14 @@ One way to say a difference: paired over seeds, with an interval by Student's t,
 for the arms (or claims) of its table and for looks, and the pairs that would settle it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from layermem_bench.results.intervals import (
+    NOISE,
     Interval,
     adjusted_p_values,
-    holm,
     interval,
     mean_by_seed,
     p_value,
@@ -21,14 +20,7 @@ from layermem_bench.results.intervals import (
     pairs_to_settle,
     price_of_looks,
 )
-from layermem_bench.results.study import (
-    Board,
-    Claim,
-    Condition,
-    Direction,
-    PaperNumber,
-    StudyResult,
-)
+from layermem_bench.results.study import Board, Claim, Condition, PaperNumber, StudyResult
 
 RANKED_FROM = 3
 """Seeds that arms are ranked from. Of two, an interval is 12.7 times as wide as their distance is
@@ -40,14 +32,12 @@ UNSAID: Verdict = "cannot be said at this scale"
 RULE = (
     "A claim of a higher or lower value holds if the 95% interval of the paired difference "
     "excludes 0 in the claim's direction, does not hold if it excludes 0 in the other, and cannot "
-    "be said at this scale otherwise, or where a planned run diverged, failed or is missing, or "
-    "where there is a chance level and neither arm's own interval lies above it, or where fewer "
-    "than six pairs all differ by the same, which has no interval. Where seeds were added to a "
-    "result, the interval is that of the level which is left after so many looks. Where a study "
-    "has several claims, p-values are adjusted for them by Holm's method, and a claim with one "
-    "from 0.05 on cannot be said. That two are similar does not hold if the interval excludes 0, "
-    "and is never shown by one that includes it. A counted number equals the paper's if both are "
-    "the same in the digits that the paper prints; that is said at the paper's sizes alone."
+    "be said at this scale otherwise, or where a planned run has not ended, where neither arm's "
+    "own interval lies above a guess, or where fewer than six pairs all differ by the same. "
+    "p-values are adjusted by Holm's method for the claims of a study, and for looks at fewer "
+    "seeds; a claim with one from 0.05 on cannot be said. That two are similar does not hold if "
+    "the interval excludes 0, and is never shown by one that includes it. A counted number equals "
+    "the paper's, at the paper's sizes, if both are the same in the digits that the paper prints."
 )
 """How verdicts are reached."""
 
@@ -84,23 +74,21 @@ def compare(
 
     Arms are compared with the first. ``looks``: how many such results there were, of other seeds.
     """
-    if not values:
-        return []
-    first = next(iter(values))
-    missing = {arm: tuple(seed for seed in seeds if seed not in v) for arm, v in values.items()}
-    order = [arm for arm in values if not missing[arm]]
+    first = next(iter(values), "")
+    means = {arm: mean_by_seed(of_arm) for arm, of_arm in values.items()}
+    missing = {arm: tuple(s for s in seeds if s not in of_arm) for arm, of_arm in values.items()}
+    # Rounded where they are ranked, since equal values may have been added up in another order.
+    whole = {arm: mean.mean for arm, mean in means.items() if mean and not missing[arm]}
     if better:
-        sign = -1 if better == "higher" else 1
-        order.sort(key=lambda arm: sign * interval(list(values[arm].values())).mean)
-    ranked = order if better and len(seeds) >= RANKED_FROM else []
-    # Rounded, since equal values may have been added up in another order.
-    means = [round(interval(list(values[arm].values())).mean, 12) for arm in ranked]
-    # Equal ones share the first place of theirs.
-    ranks = {arm: 1 + means.index(mean) for arm, mean in zip(ranked, means, strict=True)}
-    order = [*order, *(arm for arm in values if missing[arm])]
+        order = sorted(whole, key=lambda arm: whole[arm], reverse=better == "higher")
+        whole = {arm: whole[arm] for arm in order}
+    ranked = [round(mean, 12) for mean in whole.values()] if len(seeds) >= RANKED_FROM else []
+    ranks = {arm: 1 + ranked.index(r) for arm, r in zip(whole, ranked, strict=False) if better}
+    to_best = {}
+    if ranks:
+        to_best = p_values_to(next(iter(ranks)), {arm: values[arm] for arm in ranks}, looks)
     differences = {a: paired_by_seed(values[a], values[first]) for a in values if a != first}
     p_values = adjusted_p_values(differences, looks)
-    to_best = p_values_to(order[0], {arm: values[arm] for arm in ranked}, looks) if ranked else {}
     settling = {
         arm: pairs_to_settle(each, compared=len(p_values))
         for arm, each in differences.items()
@@ -110,7 +98,7 @@ def compare(
         Line(
             arm=arm,
             by_seed=values[arm],
-            mean=mean_by_seed(values[arm]),
+            mean=means[arm],
             difference=differences.get(arm),
             p=p_values.get(arm),
             p_to_best=to_best.get(arm),
@@ -118,7 +106,7 @@ def compare(
             rank=ranks.get(arm),
             missing=missing[arm],
         )
-        for arm in order
+        for arm in (*whole, *(arm for arm in values if arm not in whole))
     ]
 
 
@@ -149,95 +137,73 @@ class JudgedClaim:
 
 
 def judge(result: StudyResult) -> list[JudgedClaim]:
-    """Return what came of each claim."""
-    looks = max(1, len(result.looks))
-    compared = sum(claim.against is not None for claim in result.claims)
-    judged = [_judge(claim, result, looks, compared) for claim in result.claims]
-    # Adjusted together, for how many there are.
-    adjusted = iter(holm([each.p for each in judged if each.p is not None], looks))
-    for place, each in enumerate(judged):
-        if each.p is not None:
-            judged[place] = each = replace(each, p=next(adjusted))
-            if each.p is not None and each.p >= 0.05 and each.verdict != UNSAID:
-                reason = f"within noise among so many claims: p {each.p:.3f}"
-                judged[place] = replace(each, verdict=UNSAID, reason=reason)
+    """Return what came of each claim, by ``RULE``."""
+    looks, differences = max(1, len(result.looks)), {}
+    for place, claim in enumerate(result.claims):
+        if claim.against is not None:
+            ours = result.computed(claim.quantity)
+            of_both = (ours.get(arm, {}) for arm in (claim.arm, claim.against))
+            differences[place] = paired_by_seed(*of_both)
+    adjusted = adjusted_p_values(differences, looks)
+    judged = []
+    for place, claim in enumerate(result.claims):
+        papers = {p.arm: p for p in result.papers if p.quantity == claim.quantity}
+        if claim.against is None:
+            judged.append(_judge_counted(claim, papers.get(claim.arm), result))
+            continue
+        each = JudgedClaim(claim=claim)
+        if {claim.arm, claim.against} <= papers.keys():
+            paper = papers[claim.arm].value - papers[claim.against].value
+            each = replace(each, paper=paper)
+        if (difference := differences[place]) is not None:
+            p = adjusted.get(place)
+            why = _why_unsaid(claim, result, difference, price_of_looks(looks), p)
+            is_so = claim.direction == ("higher" if difference.mean > 0 else "lower")
+            is_other = not is_so and claim.direction != "similar"
+            each = replace(
+                each,
+                difference=difference,
+                p=p,
+                pairs_to_settle=pairs_to_settle(difference, compared=len(differences)),
+                verdict=UNSAID if why else HOLDS if is_so else NOT,
+                reason=why or ("the other way round" if is_other else "the interval excludes 0"),
+            )
+        judged.append(each)
     return judged
 
 
-def _judge(claim: Claim, result: StudyResult, looks: int, compared: int) -> JudgedClaim:
-    ours = result.computed(claim.quantity)
-    papers = {number.arm: number for number in result.papers if number.quantity == claim.quantity}
-    judged = JudgedClaim(claim=claim)
-    if claim.against is None:
-        return _judge_counted(judged, ours.get(claim.arm), papers.get(claim.arm), result)
-    if claim.arm in papers and claim.against in papers:
-        paper = papers[claim.arm].value - papers[claim.against].value
-        judged = replace(judged, paper=paper)
-    mine, other = ours.get(claim.arm), ours.get(claim.against)
-    difference = paired_by_seed(mine, other) if mine and other else None
-    if not mine or not other or difference is None:
-        return judged
-    missing = sorted(set(result.seeds) - (mine.keys() & other.keys()))
-    verdict, reason = _verdict(difference, claim.direction, missing, looks)
+def _why_unsaid(
+    claim: Claim, result: StudyResult, difference: Interval, price: int, adjusted: float | None
+) -> str:
+    """Return why nothing can be said of a difference; empty: something can."""
+    both = [result.computed(claim.quantity)[arm] for arm in (claim.arm, str(claim.against))]
+    missing = sorted(set(result.seeds) - (both[0].keys() & both[1].keys()))
     chance = result.metric(claim.quantity).chance
-    if verdict != UNSAID and not (_is_above(mine, chance) or _is_above(other, chance)):
-        verdict, reason = UNSAID, "neither is above a guess"
-    p = p_value(difference)
-    return replace(
-        judged,
-        difference=difference,
-        p=None if math.isnan(p) else p,
-        pairs_to_settle=pairs_to_settle(difference, compared=max(1, compared)),
-        verdict=verdict,
-        reason=reason,
-    )
+    lows = [interval(list(values.values())).ends[0] for values in both]
+    if missing:
+        return f"of seeds {', '.join(map(str, missing))} there is no pair"
+    if adjusted is None:
+        return "one pair has no interval"
+    if abs(difference.mean) <= difference.half:
+        return "within noise: the interval includes 0"
+    if not difference.half and price * p_value(difference) >= NOISE:
+        return "all pairs differ by the same, so that how they vary is not known"
+    if chance is not None and max(lows) <= chance:
+        return "neither is above a guess"
+    if adjusted >= NOISE:
+        return f"within noise among so many claims: p {adjusted:.3f}"
+    return ""
 
 
-def _is_above(values: Mapping[int, float], chance: float | None) -> bool:
-    """Return whether an arm does better than a guess, if there is one, beyond noise."""
-    ours = interval(list(values.values()))
-    return chance is None or ours.mean - ours.half > chance
-
-
-def _judge_counted(
-    judged: JudgedClaim,
-    values: Mapping[int, float] | None,
-    paper: PaperNumber | None,
-    result: StudyResult,
-) -> JudgedClaim:
+def _judge_counted(claim: Claim, paper: PaperNumber | None, result: StudyResult) -> JudgedClaim:
     """Judge a counted number by the digits that the paper prints."""
+    judged, values = JudgedClaim(claim=claim), result.computed(claim.quantity).get(claim.arm)
     if not values or paper is None:
         return judged
-    if not result.metric(paper.quantity).counted:
-        raise ValueError(f"{paper.quantity} of {paper.arm} is not counted: it is judged by seeds")
     judged = replace(judged, paper=paper.value)
     if result.scale != "paper":
         return replace(judged, reason="the paper's number is of its own sizes")
     # The shares of its tables have two decimals in percent.
     same = round(next(iter(values.values())), 4) == round(paper.value, 4)
-    return replace(
-        judged,
-        verdict=HOLDS if same else NOT,
-        reason="the same in the digits printed" if same else "other digits",
-    )
-
-
-def _verdict(
-    difference: Interval, direction: Direction, missing: Sequence[int], looks: int
-) -> tuple[Verdict, str]:
-    """Return what came of a claimed difference, by ``RULE``."""
-    if missing:
-        return UNSAID, f"of seeds {', '.join(map(str, missing))} there is no pair"
-    if difference.count < 2:
-        return UNSAID, "one pair has no interval"
-    if abs(difference.mean) <= difference.half:
-        return UNSAID, "within noise: the interval includes 0"
-    p = price_of_looks(looks) * p_value(difference)
-    if not difference.half and p >= 0.05:
-        return UNSAID, "all pairs differ by the same, so that how they vary is not known"
-    if looks > 1 and p >= 0.05:
-        return UNSAID, f"within noise at look {looks}: p {p:.3f}"
-    if direction == "similar":
-        return NOT, "the interval excludes 0"
-    claimed = (difference.mean > 0) == (direction == "higher")
-    return (HOLDS, "the interval excludes 0") if claimed else (NOT, "the other way round")
+    reason = "the same in the digits printed" if same else "other digits"
+    return replace(judged, verdict=HOLDS if same else NOT, reason=reason)

@@ -7,10 +7,12 @@ from itertools import combinations
 from typing import Any
 
 from layermem_bench.results.comparing import RANKED_FROM
-from layermem_bench.results.study import METRICS, Board, StudyResult
+from layermem_bench.results.study import METRICS, StudyResult
 
 # Arrays of numpy, which is imported where it is used.
 _Array = Any
+_DRAWS = 2000
+_MOST_UNDEFINED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,67 +22,66 @@ class RankCorrelation:
     boards: tuple[str, str]
     arms: int
     value: float
-    low: float | None
-    high: float | None
+    ends: tuple[float, float] | None
     """Its 95% interval by a bootstrap over seeds, drawn on each board by itself. A draw has the
     noise of seeds twice, so that it leans to 0. None: arms all tie in more than one draw of 100,
     which then has no correlation."""
     if_alike: float | None
     """What boards that rank the arms alike would exceed in 95 of 100 studies, given the noise of
     seeds: a value below shows that they rank otherwise. None: on a board arms tie, or differ by no
-    more than their seeds, or one alone has the same value with every seed, as at 0% or 100%, so
-    that it cannot be said."""
-
-
-_DRAWS = 2000
-_MOST_UNDEFINED = 0.01
+    more than their seeds, or one alone has the same value with every seed, as at 0% or 100%."""
 
 
 def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
     """Return the correlations of each pair of boards, under the first condition they share, of the
     arms that have every seed on both."""
-    found = []
-    for pair in combinations(result.boards, 2):
-        names = [{condition.name for condition in board.conditions} for board in pair]
-        shared = [each.name for each in pair[0].conditions if each.name in names[1]]
-        if not shared or any(board.metric not in METRICS for board in pair):
-            continue
-        values = [result.values(board.name, shared[0], board.metric) for board in pair]
-        seeds = set(result.seeds)
-        arms = [a for a in values[0] if all(seeds <= v.get(a, {}).keys() for v in values)]
-        if len(arms) >= RANKED_FROM and len(seeds) >= RANKED_FROM:
-            by_seed = [[[v[arm][seed] for seed in result.seeds] for arm in arms] for v in values]
-            found.append(_correlation(pair, by_seed))
-    # Where all arms tie on a board, it ranks none.
-    return [each for each in found if not math.isnan(each.value)]
-
-
-def _correlation(
-    boards: tuple[Board, Board], by_seed: Sequence[Sequence[Sequence[float]]]
-) -> RankCorrelation:
-    """Return the correlation of two boards from their values by arm and seed."""
     import numpy as np
 
-    # Of which the lowest is the best.
-    signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
-    values = [sign * np.array(rows) for sign, rows in zip(signs, by_seed, strict=True)]
-    arms, seeds = values[0].shape
-    generator = np.random.default_rng(0)
-    picked = [generator.integers(seeds, size=(_DRAWS, seeds)) for _ in boards]
-    drawn = [board[:, picks].mean(-1).T for board, picks in zip(values, picked, strict=True)]
-    draws = _spearman(*drawn)
+    found = []
+    for boards in combinations(result.boards, 2):
+        names = {condition.name for condition in boards[1].conditions}
+        shared = [each.name for each in boards[0].conditions if each.name in names]
+        if not shared or any(board.metric not in METRICS for board in boards):
+            continue
+        of_both = [result.values(board.name, shared[0], board.metric) for board in boards]
+        seeds = set(result.seeds)
+        arms = [a for a in of_both[0] if all(seeds <= v.get(a, {}).keys() for v in of_both)]
+        if min(len(arms), len(seeds)) < RANKED_FROM:
+            continue
+        # Of which the lowest is the best.
+        signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
+        values = [
+            sign * np.array([[of_board[arm][seed] for seed in result.seeds] for arm in arms])
+            for sign, of_board in zip(signs, of_both, strict=True)
+        ]
+        value = float(_spearman(*(board.mean(-1)[None] for board in values))[0])
+        # Where all arms tie on a board, it ranks none.
+        if not math.isnan(value):
+            generator = np.random.default_rng(0)
+            found.append(
+                RankCorrelation(
+                    boards=(boards[0].name, boards[1].name),
+                    arms=len(arms),
+                    value=value,
+                    ends=_bootstrap(values, generator),
+                    if_alike=_if_alike(values, generator),
+                )
+            )
+    return found
+
+
+def _bootstrap(values: Sequence[_Array], generator: _Array) -> tuple[float, float] | None:
+    """Return the interval of a correlation over draws of as many seeds on each board."""
+    import numpy as np
+
+    seeds = values[0].shape[1]
+    picked = [generator.integers(seeds, size=(_DRAWS, seeds)) for _ in values]
+    draws = _spearman(*(v[:, picks].mean(-1).T for v, picks in zip(values, picked, strict=True)))
     draws = draws[~np.isnan(draws)]
-    ends: Sequence[float | None] = (None, None)
-    if len(draws) >= (1 - _MOST_UNDEFINED) * _DRAWS:
-        ends = [float(end) for end in np.quantile(draws, [0.025, 0.975])]
-    return RankCorrelation(
-        boards=(boards[0].name, boards[1].name),
-        arms=arms,
-        value=float(_spearman(*(board.mean(-1)[None] for board in values))[0]),
-        low=ends[0],
-        high=ends[1],
-        if_alike=_if_alike(values, generator),
-    )
+    if len(draws) < (1 - _MOST_UNDEFINED) * _DRAWS:
+        return None
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _spearman(one: _Array, other: _Array) -> _Array:

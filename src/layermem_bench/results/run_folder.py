@@ -4,13 +4,8 @@ config.yaml      the resolved config, and under ``about`` versions, commit and c
 metrics.jsonl    one object for each logged step and each validation
 checkpoints/     checkpoint-STEP, each complete or absent
 final/           the trained model and its tokenizer
-result.json      of a task: what the trained model solves of the test problems;
-                 of records: what it gets right of the validation records
-attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
-                 of labelled records: each validation record, its class and the model's
-records.json     of labelled records: how many there are, of what fields and classes
-predictions.jsonl  of questions: each validation question, its answers and the model's
-answers.json     of questions: how many there are, exact match and F1, and those of guesses
+result.json      of a task: what the trained model solves of the test problems
+attempts.jsonl   of a task: each test problem, what the model wrote, its grade
 error.txt        of a run that a study has not ended: what its processes wrote, how they ended
 diverged.json    of a run with numbers that were not finite: the step, and what was seen
 .lock            locked by the process that trains
@@ -20,8 +15,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -69,23 +64,14 @@ class RunFolder:
         self.final = self.path / "final"
         self.result = self.path / "result.json"
         self.attempts = self.path / "attempts.jsonl"
-        self.records = self.path / "records.json"
-        self.predictions = self.path / "predictions.jsonl"
-        self.answers = self.path / "answers.json"
         self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:
-        """Create the folder, and raise if it cannot be written to."""
+        """Create the folder, and raise if it cannot be."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.write_text("", encoding="utf-8")
-            probe.unlink()
         except OSError as error:
-            raise OSError(
-                f"cannot write to the run folder {self.path} ({error.strerror}); "
-                "choose another --out"
-            ) from error
+            raise OSError(f"{self.path} cannot be written ({error.strerror})") from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -100,9 +86,8 @@ class RunFolder:
             ) from error
         except OSError as error:
             raise OSError(
-                f"the run folder {self.path} cannot be locked ({error.strerror}), so two processes "
-                "could train in it at once; choose an --out that can be written to, on a file "
-                "system with locks"
+                f"{self.path} cannot be locked ({error.strerror}); choose an --out that can be "
+                "written to, on a file system with locks"
             ) from error
         try:
             yield
@@ -116,10 +101,8 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics, without a last line that a kill has cut short."""
-        if not self.metrics.exists():
-            return []
+        lines = self.metrics.read_bytes().splitlines() if self.metrics.exists() else []
         rows = []
-        lines = self.metrics.read_bytes().splitlines()
         for number, line in enumerate(lines, 1):
             try:
                 rows.append(json.loads(line))
@@ -133,25 +116,19 @@ class RunFolder:
 
     def last_row(self) -> dict[str, Any]:
         """Return the newest row without reading the others, or an empty one if there is none."""
-        try:
-            with self.metrics.open("rb") as file:
-                file.seek(max(0, self.metrics.stat().st_size - _TAIL_BYTES))
-                lines = file.read().decode("utf-8", errors="replace").splitlines()
-        except OSError:
+        if not self.metrics.exists():
             return {}
+        with self.metrics.open("rb") as file:
+            file.seek(max(0, self.metrics.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
         for line in reversed(lines):
-            try:
+            with suppress(ValueError, TypeError):
                 return dict(json.loads(line))
-            except (json.JSONDecodeError, TypeError, ValueError):
-                continue
         return {}
 
     def drop_rows_after(self, step: int) -> None:
         """Delete the rows of steps after ``step``, which will be trained again."""
-        self.write_rows([row for row in self.rows() if row.get("step", 0) <= step])
-
-    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace all rows of the metrics."""
+        rows = [row for row in self.rows() if row.get("step", 0) <= step]
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def record_divergence(self, run_id: str, step: int, message: str) -> None:
@@ -163,15 +140,8 @@ class RunFolder:
         """Return the record of the run's divergence; None if it has none or has ended since."""
         if not self.diverged.exists() or self.final.exists():
             return None
-        try:
-            content = json.loads(self.diverged.read_text(encoding="utf-8"))
-            record = {name: content[name] for name in ("run_id", "step", "message")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self.diverged} is damaged ({type(error).__name__}: {error}); delete it, and the "
-                "run is tried again"
-            ) from error
-        return record if record["run_id"] == run_id else None
+        record: dict[str, Any] = json.loads(self.diverged.read_text(encoding="utf-8"))
+        return record if record.get("run_id") == run_id else None
 
     def complete_checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
@@ -186,29 +156,28 @@ class RunFolder:
         return newest
 
     @contextmanager
-    def stage_checkpoint(self) -> Iterator[Path]:
-        """Yield a folder to write ``checkpoint-STEP`` in, and move that to its place at the end.
+    def stage_checkpoint(self, step: int) -> Iterator[Path]:
+        """Yield a folder to write a step's checkpoint in, and move it to its place at the end.
 
         A process that is killed leaves the checkpoint complete, or in a staging folder, which the
         next save deletes.
         """
+        target = self.checkpoints / f"checkpoint-{step}"
         with temporary_folder(self.staging, f"a checkpoint in {self.checkpoints}"):
             self.staging.mkdir(parents=True)
             yield self.staging
-            for checkpoint in self.staging.iterdir():
-                _write_marker(checkpoint)
-                target = self.checkpoints / checkpoint.name
-                if (target / _MARKER).exists():
-                    # The run was resumed from an earlier step: this checkpoint exists already.
-                    continue
+            _flush_to_disk(self.metrics)
+            _write_marker(self.staging)
+            # A complete one is there where the run was resumed from an earlier step.
+            if not (target / _MARKER).exists():
                 shutil.rmtree(target, ignore_errors=True)
-                os.replace(checkpoint, target)
-            _flush_to_disk(self.checkpoints)
+                os.replace(self.staging, target)
+                _flush_to_disk(self.checkpoints)
 
-    def delete_old_checkpoints(self, keep: int, steps: Collection[int | None]) -> None:
-        """Delete all checkpoints but the last ``keep`` and those of ``steps``."""
+    def delete_old_checkpoints(self, keep: int, best: int | None) -> None:
+        """Delete all checkpoints but the last ``keep`` and that of the step ``best``."""
         for path in self.complete_checkpoints()[:-keep]:
-            if step_of(path) not in steps:
+            if step_of(path) != best:
                 self.delete_checkpoint(step_of(path))
         for hidden in self.checkpoints.glob(".deleted-*"):
             shutil.rmtree(hidden, ignore_errors=True)
@@ -232,17 +201,15 @@ def check_complete(checkpoint: Path) -> None:
     """Raise if a file of a checkpoint is missing or differs from what was written."""
     try:
         listed = dict(json.loads((checkpoint / _MARKER).read_text(encoding="utf-8")))
-        if not listed:
-            raise ValueError("it lists no files")
-    except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{checkpoint} is not a complete checkpoint; delete it") from error
-    for name, digest in listed.items():
-        path = checkpoint / name
-        if not path.is_file() or file_digest(path) != digest:
-            raise ValueError(
-                f"{path} is missing or damaged; delete {checkpoint} to go on from the checkpoint "
-                "before it"
-            )
+    except (OSError, TypeError, ValueError):
+        listed = {}
+    files = {name: checkpoint / name for name in listed}
+    damaged = [p for n, p in files.items() if not p.is_file() or file_digest(p) != listed[n]]
+    if damaged or not listed:
+        raise ValueError(
+            f"{checkpoint} is damaged ({', '.join(map(str, damaged)) or _MARKER}): delete it to go "
+            "on from the checkpoint before it"
+        )
 
 
 @contextmanager
@@ -290,7 +257,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 
 def recorded_run(folder: RunFolder) -> Run:
-    """Return the run that a folder holds; a config edited since it was written is refused."""
+    """Return the run that a folder holds; raise if its config was edited since it was written."""
     check_has_config(folder)
     fields, about = read_config(folder.config)
     if about.get("digest", fields_digest(fields)) != fields_digest(fields):
@@ -321,23 +288,10 @@ def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     return fields, about if isinstance(about, dict) else {}
 
 
-class _Loader(_SAFE_LOADER):
-    """Refuses a name that stands twice in a mapping, of which the last alone would count."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{twice} is there twice: leave one of them out", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-
 @lru_cache(1024)
 def _parsed(text: str) -> Any:
     """Return what YAML says. A study looks at each of its configs several times."""
-    return yaml.load(text, _Loader)
+    return yaml.load(text, _SAFE_LOADER)
 
 
 def fields_digest(fields: Any) -> str:

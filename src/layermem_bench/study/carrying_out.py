@@ -15,9 +15,8 @@ from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredSteps, StudyResult
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
+from layermem_bench.study.executors import Executor, Launching, executor_of
 from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
-from layermem_bench.study.launchers.launcher import Launcher
-from layermem_bench.study.launchers.local_processes import LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
 from layermem_bench.study.steps import STEPS, measured_steps
@@ -34,15 +33,13 @@ def carry_out(
     study: Study,
     out: Path,
     runs: Sequence[Path] = (),
-    jobs: int = 1,
     command: str = "",
-    *,
-    launcher: Launcher | None = None,
+    launcher: Executor | None = None,
 ) -> tuple[StudyResult, str | None]:
     """Train what is missing; return the result, and what failed (None: nothing).
 
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
-    where they are the same. ``launcher``: None: processes here, ``jobs`` at once.
+    where they are the same. ``launcher``: None: processes here, one at once.
     """
     recorded, folder = RecordedRuns(out, runs), result_folder(study, out)
     check_conditions(study)
@@ -60,7 +57,7 @@ def carry_out(
                 here = out / board.name
                 steps[board.name] = measured_steps(here / STEPS, board.base, arms, here / "time")
             attempts |= planning.trials(board)
-        launch = launcher or LocalProcesses(jobs)
+        launch = launcher or executor_of(Launching())
         if failure := train_planned(attempts, recorded, launch):
             # The choice would be without a learning rate by accident.
             raise RuntimeError(failure)
@@ -120,7 +117,7 @@ def _plan(
     )
 
 
-def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
+def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Executor) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
     own = {}
     for name, planned in plan.items():

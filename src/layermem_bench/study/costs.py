@@ -4,19 +4,18 @@ The paper's Tables 8 and 9, and the same along depth and width.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
-from rich.console import Console
-from rich.progress import Progress
 
 from layermem.models.registry import lookup
 from layermem_bench import presets
-from layermem_bench.config.counting import count_cached, count_parameters, count_read
+from layermem_bench.config.counting import count_cached, count_read
+from layermem_bench.config.devices import Device
 from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.costs import COUNTINGS, cost
@@ -34,15 +33,15 @@ from layermem_bench.efficiency.model_sizes import (
     saved_sizes,
     unknown_size,
 )
+from layermem_bench.efficiency.plan import Plan, plan
 from layermem_bench.results.costs import CacheCost, CostPoint, Costs, Measurement, MeasuringOptions
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import SettingCosts
 from layermem_bench.study.boards import parse_arms
 from layermem_bench.study.records import naming_damage
 
+logger = logging.getLogger(__name__)
 Models = Mapping[str, ModelSpec]
-_DEPTHS = (4, 8, 16, 32, 64, 128)
-_WIDTH_FACTORS = (1, 2, 4, 8)
 
 
 def count_costs(
@@ -65,25 +64,18 @@ def count_costs(
         return Costs(command=command, points=tuple(points))
     device, usual = device_and_precision()
     precision = measuring.precision or usual
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("measuring", total=len(sized) * len(measuring.modes))
-        measured = []
-        for _, models, length in sized:
-            by_mode: dict[str, dict[str, Measurement]] = {}
-            for mode in measuring.modes:
-                shape = Shape(
-                    batch=measuring.batch,
-                    tokens=length,
-                    device=device,
-                    precision=precision,
-                    mode=mode,
-                )
-                by_mode[mode] = measure(models, shape, measuring.repeats)
-                progress.advance(bar)
-            measured.append(by_mode)
+    for number, (preset, models, length) in enumerate(sized):
+        measured: dict[str, dict[str, Measurement]] = {}
+        for mode in measuring.modes:
+            logger.info("measuring %s, %s: %d of %d sizes", preset, mode, number + 1, len(sized))
+            shape = Shape(
+                batch=measuring.batch, tokens=length, device=device, precision=precision, mode=mode
+            )
+            measured[mode] = measure(models, shape, measuring.repeats)
+        points[number] = replace(points[number], measured=measured)
     return Costs(
         command=command,
-        points=tuple(replace(p, measured=m) for p, m in zip(points, measured, strict=True)),
+        points=tuple(points),
         machine=describe_machine(device),
         precision=precision,
         measuring=measuring,
@@ -103,7 +95,6 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
             raise ValueError(f"{entry.config.__name__} has no field {', '.join(sorted(unknown))}")
         config = entry.config(**values)
         configs.append(config)
-        _check_closed_form(variant, config, entry)
         counted[name] = {how: cost(config, entry.variant, tokens, how) for how in COUNTINGS}
         cache[name] = CacheCost(
             held=count_cached(config, entry.variant), read=count_read(config, entry.variant)
@@ -120,19 +111,6 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
     )
 
 
-def _check_closed_form(variant: str, config: Any, entry: Any) -> None:
-    """Raise if a plugin's variant counts other parameters than its model has; ours are tested."""
-    if entry.variant.__module__.partition(".")[0] == "layermem":
-        return
-    with torch.device("meta"):
-        actual = entry.causal_lm(config).num_parameters(only_trainable=True)
-    if actual != (counted := count_parameters(config, entry.variant)):
-        raise ValueError(
-            f"{variant} counts {counted:,} parameters, and its model has {actual:,}: correct "
-            f"{entry.variant.__name__}.extra_parameters, and extra_flops with it"
-        )
-
-
 def _models_at_sizes(
     names: Sequence[str],
     variants: str,
@@ -145,15 +123,6 @@ def _models_at_sizes(
         arm: (variant, parse_options(options))
         for arm, (variant, options) in parse_arms(variants).items()
     }
-    for option, given, name in (
-        ("--layers", layers, "num_hidden_layers"),
-        ("--widths", widths, "hidden_size"),
-    ):
-        if fixed := [arm for arm, (_, own) in arms.items() if given and name in own]:
-            raise ValueError(
-                f"{', '.join(fixed)} has the same {name} at all {option}: leave out its option, or "
-                f"{option}"
-            )
     for preset in names:
         of_preset, length = model_sizes(presets.get_preset(preset))
         for depth, width in product(layers or (None,), widths or (None,)):
@@ -162,8 +131,26 @@ def _models_at_sizes(
             yield preset, models, tokens or round(length)
 
 
+def plan_arms(
+    preset: str,
+    variants: str,
+    device: Device,
+    gpus: int,
+    utilisation: float,
+    changes: Mapping[str, Any],
+) -> dict[str, Plan]:
+    """Return what training each arm would take; ``changes`` are fields of ``config.Compute``."""
+    base = presets.get_preset(preset)
+    base = replace(base, compute=replace(base.compute, **changes))
+    plans = {}
+    for arm, (variant, options) in parse_arms(variants).items():
+        values = {**base.model.variant_fields(), **parse_options(options)}
+        plans[arm] = plan(replace(base, variant=variant), values, device, gpus, utilisation)
+    return plans
+
+
 def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
-    """Return closed-form costs of recorded arms at their sizes, and of the first size's at others.
+    """Return closed-form costs of recorded arms at their sizes.
 
     There are none of models of transformers, nor where an arm's starting model or tokenizer is not
     here and no model was saved, nor where an arm has options that its variant has no more. An arm
@@ -172,39 +159,19 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     arms = {arm: (run, folder) for arm, (run, folder) in arms.items() if folder.rows()}
     if not arms or any(run.host.model is not None for run, _ in arms.values()):
         return SettingCosts()
-    models: dict[str, ModelSpec] = {}
-    arms_by_size: dict[tuple[Any, ...], list[str]] = {}
+    by_size: dict[tuple[Any, ...], dict[str, ModelSpec]] = {}
     for arm, (run, folder) in arms.items():
         values = model_fields(run, folder)
         if values is None or not _exists(run.variant, values):
             return SettingCosts()
-        models[arm] = run.variant, values
-        arms_by_size.setdefault(tuple(values[name] for name in SIZES), []).append(arm)
+        size = tuple(values[name] for name in SIZES)
+        by_size.setdefault(size, {})[arm] = run.variant, values
     tokens = _tokens_of_a_sequence(*next(iter(arms.values())))
-
-    def points(
-        names: list[str], depth: int | None = None, width: int | None = None
-    ) -> list[CostPoint]:
-        """Return what these arms cost at another size: a point, if any of them exists there."""
-        at_size = {
-            arm: (models[arm][0], resized(models[arm][1], depth, width))
-            for arm in names
-            # Lists are chosen for each layer: nobody says what they would be at another depth.
-            if depth in (None, models[arm][1]["num_hidden_layers"])
-            or not any(isinstance(value, list) for value in models[arm][1].values())
-        }
-        if depth is not None or width is not None:
-            at_size = {arm: model for arm, model in at_size.items() if _exists(*model)}
-        return [count_point(arms[names[0]][0].preset, at_size, tokens)] if at_size else []
-
-    first = next(iter(arms_by_size.values()))
-    widths = [factor * models[first[0]][1]["hidden_size"] for factor in _WIDTH_FACTORS]
-    return SettingCosts(
-        points=tuple(point for names in arms_by_size.values() for point in points(names)),
-        layers=tuple(point for depth in _DEPTHS for point in points(first, depth=depth)),
-        width=tuple(point for width in widths for point in points(first, width=width)),
-        measure_command=_measure_command([run for run, _ in arms.values()]),
-    )
+    points = [
+        count_point(arms[next(iter(models))][0].preset, models, tokens)
+        for models in by_size.values()
+    ]
+    return SettingCosts(points=tuple(points))
 
 
 def _exists(variant: str, values: Mapping[str, Any]) -> bool:
@@ -215,18 +182,6 @@ def _exists(variant: str, values: Mapping[str, Any]) -> bool:
     except (ValueError, StrictDataclassError):
         return False
     return values.keys() <= {field.name for field in fields(config)}
-
-
-def _measure_command(runs: Sequence[Run]) -> str | None:
-    """Return the command that measures the runs' models; None: their sizes are no preset's."""
-    preset = runs[0].preset
-    if preset not in presets.names() or any(
-        run.model.pretrained or run.model.sizes() != presets.get_preset(preset).model.sizes()
-        for run in runs
-    ):
-        return None
-    variants = ",".join(dict.fromkeys(":".join((r.variant, *r.model.options)) for r in runs))
-    return f"layermem costs {preset} --variants {variants} --measure --out costs.json"
 
 
 def model_fields(run: Run, folder: RunFolder | None = None) -> dict[str, Any] | None:

@@ -1,52 +1,36 @@
-"""What a study would train, and about how long it would take here.
+"""What a study would train: runs, tokens, FLOPs, and hours if recorded runs say how fast it goes.
 
-Hours are steps times the seconds of a step, which is timed, or extrapolated from a smaller model's.
+Hours are tokens divided by the tokens a second of recorded runs of the same shape.
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from layermem.models.registry import lookup
 from layermem_bench.config.labels import Labels
 from layermem_bench.config.micro_batches import sequences_at_once
-from layermem_bench.config.precision import uses_bfloat16
-from layermem_bench.config.run import Model, Run
+from layermem_bench.config.run import Run
 from layermem_bench.data.sources import open_source
-from layermem_bench.efficiency.costs import cost
-from layermem_bench.efficiency.measuring import Shape
+from layermem_bench.efficiency.costs import RunCost, run_cost
 from layermem_bench.efficiency.model_sizes import model_sizes, unknown_size
-from layermem_bench.results.costs import Cost
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, recorded_run
 from layermem_bench.results.study import MeasuredSteps, RunRecord
 from layermem_bench.study import planning
 from layermem_bench.study.boards import board_of_one
 from layermem_bench.study.carrying_out import check_conditions
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.records import RecordedRuns, check_usable, standing
-from layermem_bench.study.steps import STEPS, read_steps, shape_of, time_steps
+from layermem_bench.study.steps import STEPS, read_steps, tokens_of_a_sequence
 
-Basis = Literal["timed", "extrapolated"]
-UNCERTAINTY: Mapping[Basis, str] = {
-    "timed": "steps of each arm, timed now: within a factor of 2 on a machine without other work",
-    "extrapolated": "steps of a smaller model, timed now, and FLOPs: within a factor of 10",
-}
-"""What an estimate is from, and how wrong it may be."""
-# Seconds of a run's process until its first step: imports, above all.
-_START = 8.0
-_ROUNDS = 2
-# FLOPs of the timed steps of a board, and bytes of weights, gradients and optimiser, at most.
-_MOST_FLOPS = {"cpu": 1e12, "cuda": 1e16}
-_MOST_BYTES = {"cpu": 2e9, "cuda": 6e10}
-_REFERENCE = Run(
-    variant="plain",
-    model=Model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4, vocab_size=1000),
-)
 logger = logging.getLogger(__name__)
+# Where runs lie in a folder of runs: each by itself, or in its board's folder.
+_PLACES = ("*/config.yaml", "*/*/config.yaml")
 Planned = dict[str, tuple[planning.PlannedRun, RunRecord]]
 """Name to planned run, and where it stands."""
 
@@ -54,7 +38,7 @@ Planned = dict[str, tuple[planning.PlannedRun, RunRecord]]
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What the runs of one board would take: those that choose learning rates (trials), and those
-    that count. FLOPs are in closed form; there are none of models of transformers."""
+    that count."""
 
     board: str
     trials: int
@@ -67,9 +51,9 @@ class Estimate:
     """Trainable parameters of the largest model; None: of models of transformers."""
     tokens: float
     flops: float | None
-    hours: float
-    """Hours of one thread, or of the GPU, of the runs that are still to come."""
-    basis: Basis
+    """In closed form; None: of models of transformers."""
+    hours: float | None
+    """Hours of the runs that are still to come; None: no recorded runs say how fast they are."""
 
 
 def is_recorded(state: RunRecord) -> bool:
@@ -157,25 +141,24 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
         # It has no id as long as it is not known which run it is.
         if state.run_id:
             check_usable(RunFolder(state.folder), each.run)
-    boards = {board.name: board for stage in planning.stages(study.boards) for board in stage}
+    boards = [board for stage in planning.stages(study.boards) for board in stage]
     return [
-        _estimate(board, [pair for pair in planned.values() if pair[0].board == name])
-        for name, board in boards.items()
+        _estimate(board, [p for p in planned.values() if p[0].board == board.name], (out, *runs))
+        for board in boards
     ]
 
 
 def check_can_begin(run: Run) -> None:
     """Raise where a run would be refused here before its first step, as far as nothing has to be
     prepared or fetched for it."""
-    if run.compute.tensor == run.compute.replicas == 1:
-        sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
-    if run.task.name or run.records.source is not None:
+    sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
+    if run.task.name:
         return
-    for source in filter(None, (*run.data.shares(), run.data.validation)):
+    for source in filter(None, (run.data.source, run.data.validation)):
         open_source(source)
 
 
-def estimate_run(run: Run) -> Estimate:
+def estimate_run(run: Run, folders: Sequence[Path] = (Path("runs"),)) -> Estimate:
     """Return what one run would take; what training it would refuse is refused."""
     check_can_begin(run)
     board = board_of_one(run)
@@ -183,91 +166,68 @@ def estimate_run(run: Run) -> Estimate:
         run=replace(run, labels=Labels(board=board.name, arm=run.variant))
     )
     state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
-    return _estimate(board, [(planned, state)])
+    return _estimate(board, [(planned, state)], folders)
 
 
-def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunRecord]]) -> Estimate:
-    # The first of an arm are at equal tokens; those at equal parameters have other models.
-    arms: dict[str, Run] = {}
-    for planned, _ in members:
-        arms.setdefault(planned.arm, planned.run)
-    logger.info("timing steps of %d arms of %s", len(arms), board.name)
-    seconds, basis = _seconds_of_steps(arms)
-    missing = [planned for planned, state in members if not is_recorded(state)]
-    of_ours = board.base.host.model is None
-    for name in filter(None, {unknown_size(run) for run in arms.values()}):
+def _estimate(
+    board: Board,
+    members: Sequence[tuple[planning.PlannedRun, RunRecord]],
+    folders: Sequence[Path],
+) -> Estimate:
+    runs = [planned.run for planned, _ in members]
+    missing = [planned.run for planned, state in members if not is_recorded(state)]
+    for name in filter(None, {unknown_size(run) for run in runs}):
         logger.warning("%s is not on this machine: its sizes are guessed, and so are costs", name)
-    models = {(planned.run.variant, planned.run.model): planned.run for planned, _ in members}
-    costs = {model: _cost(run) for model, run in models.items()} if of_ours else {}
+    # What runs of one shape cost differs by their numbers of steps alone.
+    of_step = {_shape(run): _cost(replace(run, max_steps=1)) for run in runs}
+    speeds = _speeds({_shape(run) for run in missing}, {*folders, Path("runs")})
+    hours = None
+    if all(_shape(run) in speeds for run in missing):
+        shapes = [(_shape(run), run.max_steps) for run in missing]
+        seconds = [steps * of_step[shape].tokens / speeds[shape] for shape, steps in shapes]
+        hours = sum(seconds) / 3600
+    of_ours = board.base.host.model is None
     return Estimate(
         board=board.name,
         trials=sum(planned.trial is not None for planned, _ in members),
         counting=sum(planned.trial is None for planned, _ in members),
         recorded=len(members) - len(missing),
         failed=sum(state.state == "failed" for _, state in members),
-        parameters=max(each.parameters for each in costs.values()) if costs else None,
-        tokens=sum(
-            _sequences(planned.run) * shape_of(planned.run).tokens for planned, _ in members
-        ),
-        flops=sum(
-            _sequences(planned.run) * costs[planned.run.variant, planned.run.model].training
-            for planned, _ in members
-        )
-        if costs
-        else None,
-        hours=sum(_seconds(p.run, seconds[p.arm]) for p in missing) / 3600,
-        basis=basis,
+        parameters=max(each.parameters for each in of_step.values()) if of_ours else None,
+        tokens=sum(of_step[_shape(run)].tokens * run.max_steps for run in runs),
+        flops=sum(of_step[_shape(run)].flops * run.max_steps for run in runs) if of_ours else None,
+        hours=hours,
     )
 
 
-def _sequences(run: Run) -> int:
-    return run.max_steps * run.optim.batch_size
+def _shape(run: Run) -> tuple[Any, ...]:
+    """Return what decides how long a step of a run takes."""
+    length = (run.task.name, run.task.options) if run.task.name else run.data.block_size
+    return run.variant, run.model, run.host, run.compute, run.optim.batch_size, length
 
 
-def _cost(run: Run) -> Cost:
-    """Return what a sequence of mean length costs in closed form."""
-    fields, length = model_sizes(run)
+def _cost(run: Run) -> RunCost:
+    """Return what a run costs in closed form; of a model of transformers its tokens alone."""
+    if run.host.model is not None:
+        sequences = run.max_steps * run.optim.batch_size
+        return RunCost(parameters=0, tokens=sequences * tokens_of_a_sequence(run), flops=0.0)
+    fields, _ = model_sizes(run)
     entry = lookup(run.variant)
-    config = entry.config(**fields | run.model.variant_fields())
-    tokens = max(1, round(length))
-    whole, share = cost(config, entry.variant, tokens), length / tokens
-    return replace(whole, forward=share * whole.forward, training=share * whole.training)
+    return run_cost(run, entry.config(**fields | run.model.variant_fields()), entry.variant)
 
 
-def _seconds(run: Run, of_a_sequence: float) -> float:
-    """Return the seconds of a whole run, by those of a training step on one sequence."""
-    validations = run.max_steps // run.eval_every + 1
-    sequences = run.task.validation if run.task.name else run.eval_blocks or 0
-    # A forward is a third of a step.
-    return _START + of_a_sequence * (_sequences(run) + validations * sequences / 3)
-
-
-def _seconds_of_steps(arms: Mapping[str, Run]) -> tuple[dict[str, float], Basis]:
-    """Return the seconds of a training step of each arm on one sequence, and what they are from."""
-    first = next(iter(arms.values()))
-    shape = shape_of(first)
-    if first.host.model is None:
-        costs = {arm: _cost(run) for arm, run in arms.items()}
-        sequences = shape.batch * min(shape.micro_batches, 2)
-        flops = (1 + _ROUNDS) * sequences * sum(each.training for each in costs.values())
-        largest = 16 * max(each.parameters for each in costs.values())
-        if flops > _MOST_FLOPS[shape.device] or largest > _MOST_BYTES[shape.device]:
-            return _extrapolated(costs, shape.device), "extrapolated"
-    times = time_steps(arms, shape, _ROUNDS)
-    # The shorter of the rounds: the other was disturbed.
-    sequences = shape.batch * shape.micro_batches
-    return {arm: min(of_arm) / sequences for arm, of_arm in times.items()}, "timed"
-
-
-def _extrapolated(costs: Mapping[str, Cost], on: str) -> dict[str, float]:
-    """Return the seconds of a step on one sequence, by FLOPs and a smaller model's speed."""
-    shape = Shape(
-        batch=1 if on == "cpu" else 64,
-        tokens=256,
-        device=on,
-        precision="bfloat16" if uses_bfloat16("auto") else "float32",
-    )
-    config = lookup("plain").config(**_REFERENCE.model.sizes())
-    flops = shape.batch * cost(config, None, shape.tokens).training
-    speed = flops / min(time_steps({"plain": _REFERENCE}, shape, _ROUNDS)["plain"])
-    return {arm: each.training / speed for arm, each in costs.items()}
+def _speeds(shapes: set[Any], folders: Iterable[Path]) -> Mapping[Any, float]:
+    """Return the tokens a second of recorded runs of these shapes, those of the newest of each."""
+    speeds: dict[Any, float] = {}
+    files = [file for folder in folders for place in _PLACES for file in folder.glob(place)]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime) if shapes else ():
+        folder = RunFolder(file.parent)
+        try:
+            shape = _shape(recorded_run(folder))
+            rows = folder.rows() if shape in shapes else []
+        except (ValueError, TypeError, OSError):
+            # A run of another version, or a damaged one, says nothing of speed.
+            continue
+        if of_run := [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]:
+            speeds[shape] = statistics.median(of_run)
+    return speeds

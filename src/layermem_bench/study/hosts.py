@@ -1,4 +1,4 @@
-"""The study of a model of transformers: ways of going on training it.
+"""The study of ways of going on training a model of transformers.
 
 Memory starts as the identity, so that all arms of a seed start from one loss. What needs torch is
 imported in functions: the command line reads its options from here.
@@ -15,17 +15,19 @@ from layermem_bench.config.run import Host, Run
 from layermem_bench.study.definition import Arm, Board, Study
 
 Way = Literal["plain", "lora", "routers", "apart", "all"]
-WAYS: dict[Way, str] = {
-    "plain": "all weights, no memory",
-    "lora": "LoRA on keys and values, no memory",
-    "routers": "memory, its routers alone",
-    "apart": "memory with routers apart for keys and values, these alone",
-    "all": "memory, all weights",
+_NO_MEMORY = {"memory": "none", "window": None}
+WAYS: dict[Way, tuple[str, dict[str, Any]]] = {
+    "plain": ("all weights, no memory", {**_NO_MEMORY, "train": "all"}),
+    "lora": ("LoRA on keys and values, no memory", {**_NO_MEMORY, "train": "lora"}),
+    "routers": ("memory, its routers alone", {"train": "routers", "shares_kv": True}),
+    "apart": (
+        "memory with routers apart for keys and values, these alone",
+        {"train": "routers", "shares_kv": False},
+    ),
+    "all": ("memory, all weights", {"train": "all"}),
 }
-"""The ways; the others are compared with the first."""
-_ROUTERS_ALONE: tuple[Way, ...] = ("routers", "apart")
-ROUTER_RATIO = 100
-"""Learning rate of routers over that of other weights, where both are trained."""
+"""Each way with what it is and the fields of ``Host`` that make it; the others are compared with
+the first."""
 
 
 def study_of_retrofit(
@@ -42,34 +44,26 @@ def study_of_retrofit(
     """
     host = base.host
     if "plain" not in ways or len(set(ways)) < 2:
-        raise ValueError(
-            f"--ways: the others are compared with plain, got {' '.join(ways)}: name plain and one "
-            f"more of {' '.join(WAYS)}"
-        )
+        raise ValueError(f"--ways: name plain and one more of {', '.join(WAYS)}, got {ways}")
     if host.memory == "none":
-        raise ValueError("--memory none leaves nothing to compare: full, last or first")
+        raise ValueError("--host.memory none leaves nothing to compare: full, last or first")
     if not rates or not router_rates:
         raise ValueError("--rates and --router-rates must be given")
     arms = tuple(
         Arm(
             name=way,
-            change=partial(_as_way, way=way),
-            rates=tuple(router_rates) if way in _ROUTERS_ALONE else None,
-            with_rate=partial(_with_rate, way=way, highest=max(router_rates)),
+            change=partial(_with_host, changes=changes),
+            rates=tuple(router_rates) if changes["train"] == "routers" else None,
+            with_rate=partial(_with_rate, highest=max(router_rates)),
             note=note,
         )
-        for way, note in WAYS.items()
+        for way, (note, changes) in WAYS.items()
         if way in ways
     )
     name = "retrofit-" + re.sub(r"[^\w.-]", "-", Path(str(host.model)).name)
     memory = host.memory if host.window is None else f"{host.memory}, window {host.window}"
-    board = Board(
-        name=name,
-        base=base,
-        arms=arms,
-        rates=tuple(rates),
-        prepare=partial(_check, [arm.change(base) for arm in arms]),
-    )
+    check = partial(_check, [arm.change(base) for arm in arms])
+    board = Board(name=name, base=base, arms=arms, rates=tuple(rates), prepare=check)
     return Study(
         name=name,
         title=f"Does layer memory pay on {host.model}? (memory: {memory})",
@@ -77,6 +71,11 @@ def study_of_retrofit(
         seeds=tuple(seeds),
         conditions=tuple(conditions),
     )
+
+
+def way_of(host: Host) -> Way:
+    """Return the way in which a run goes on training a model of transformers."""
+    return next(way for way, (_, changes) in WAYS.items() if vars(host) | changes == vars(host))
 
 
 def _check(runs: Sequence[Run]) -> None:
@@ -91,24 +90,6 @@ def _check(runs: Sequence[Run]) -> None:
         load_host(run)
 
 
-def _as_way(run: Run, way: str) -> Run:
-    if way == "all":
-        return _with_host(run, {"train": "all"})
-    if way in _ROUTERS_ALONE:
-        return _with_host(run, {"train": "routers", "shares_kv": way == "routers"})
-    train = "lora" if way == "lora" else "all"
-    return _with_host(run, {"memory": "none", "window": None, "train": train})
-
-
-def way_of(host: Host) -> Way:
-    """Return the way in which a run goes on training a model of transformers."""
-    if host.train == "lora":
-        return "lora"
-    if host.train == "routers":
-        return "routers" if host.shares_kv else "apart"
-    return "plain" if host.memory == "none" else "all"
-
-
 def _with_host(run: Run, changes: dict[str, Any]) -> Run:
     """Return a run with changes to its host; without memory there is no rate of routers."""
     host = replace(run.host, **changes)
@@ -116,9 +97,9 @@ def _with_host(run: Run, changes: dict[str, Any]) -> Run:
     return replace(run, host=host, optim=optim)
 
 
-def _with_rate(run: Run, rate: float, way: str, highest: float) -> Run:
-    if way in _ROUTERS_ALONE:
+def _with_rate(run: Run, rate: float, highest: float) -> Run:
+    if run.host.train == "routers":
         return replace(run, optim=replace(run.optim, router_lr=rate))
     # 100 times 1e-3 is more than routers alone can use, and was seen to be worse.
-    router_lr = min(ROUTER_RATIO * rate, highest) if way == "all" else None
+    router_lr = None if run.host.memory == "none" else min(100 * rate, highest)
     return replace(run, optim=replace(run.optim, lr=rate, router_lr=router_lr))

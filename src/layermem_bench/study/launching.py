@@ -1,34 +1,34 @@
-"""Trains many runs: a launcher has them trained; ended ones are left alone, begun ones resumed."""
+"""Trains many runs: an executor has them trained; ended ones are left alone, begun ones resumed."""
 
 import logging
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import ERRORS, RunFolder
 from layermem_bench.results.study import LOSS
 from layermem_bench.study import records
-from layermem_bench.study.launchers.launcher import Launcher, Work
-from layermem_bench.study.launchers.run_process import is_taken
+from layermem_bench.study.executors import Executor, command_of, is_taken
 from layermem_bench.train.progress import RunsProgress
 
 # Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
 _POLL_INTERVAL, _POLL_INTERVAL_PER_RUN = 0.5, 0.02
-# SIGKILL, which the system sends where memory runs out; not every system has the name.
-_SIGKILL = 9
 logger = logging.getLogger(__name__)
+Work: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
+"""Runs by name, each with its folder."""
 
 
-def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dict[str, RunFolder]:
+def train_missing(runs: Mapping[str, Run], out: Path, launcher: Executor) -> dict[str, RunFolder]:
     """Train every run that has not ended, each in its own folder of ``out``; return the folders.
 
-    What cannot be carried out is an error before the first step. A run that another process
+    A folder that holds another run is an error before the first step. A run that another process
     is training is waited for. A run that fails leaves its error in ``error.txt`` in its folder; the
     others go on, and the failures are raised together at the end. A failed run is tried again the
     next time; one that diverged would do so again, and is left as it is.
@@ -36,117 +36,86 @@ def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dic
     work = {name: (run, RunFolder(out / name)) for name, run in runs.items()}
     for run, folder in work.values():
         records.check_usable(folder, run)
-    missing = [name for name, (run, folder) in work.items() if not _is_finished(run, folder)]
+    missing = [name for name in work if not is_finished(*work[name])]
     if missing:
         logger.info("%d of %d runs are to be done", len(missing), len(runs))
     else:
         logger.info("nothing is left to train: all runs are recorded")
     out.mkdir(parents=True, exist_ok=True)
-    by_reason = _train_all(work, missing, launcher)
-    if by_reason:
-        count = sum(map(len, by_reason.values()))
-        what = "; ".join(f"{', '.join(names)} {reason}" for reason, names in by_reason.items())
-        where = ", ".join(str(out / names[0] / ERRORS) for names in by_reason.values())
-        left = f"; {len(missing)} were not begun, as they would fail alike" if missing else ""
+    failed = _train_all(work, missing, launcher)
+    if failed:
+        what = "; ".join(f"{name} {reason}" for name, reason in failed.items())
+        left = f"; {len(missing)} were not begun, as the first two failed" if missing else ""
         raise RuntimeError(
-            f"{count} of {len(runs)} runs failed: {what}; see {where}{left}. The others are kept; "
-            "the same command tries what failed again"
+            f"{len(failed)} of {len(runs)} runs failed: {what}; see "
+            f"{out / next(iter(failed)) / ERRORS}{left}. The others are kept; the same command "
+            "tries what failed again"
         )
     return {name: folder for name, (_, folder) in work.items()}
 
 
-def _train_all(work: Work, waiting: list[str], launcher: Launcher) -> dict[str, list[str]]:
-    """Train the waiting runs, as many at once as there is room for; return which failed of what.
+def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, str]:
+    """Train the waiting runs, as many at once as there is room for; return which failed, and how.
 
-    After two failures of one kind no other run is begun, and those not begun stay in ``waiting``.
+    Where the first two runs fail, no other is begun: those stay in ``waiting``.
     """
-    failed: dict[str, list[str]] = {}
-    progress, active = RunsProgress(len(waiting)), _ActiveRuns(work, launcher)
+    failed: dict[str, str] = {}
+    active: list[str] = []
+    count, of_others = 0, set[str]()
+    progress = RunsProgress(len(waiting))
     with _sigterm_raises():
         try:
-            while (waiting and not _fail_alike(failed)) or active.names():
-                while waiting and launcher.room() > 0 and not _fail_alike(failed):
-                    names = waiting[: launcher.room()]
-                    del waiting[: len(names)]
-                    for name in names:
-                        progress.begin(name, work[name][0].max_steps)
-                    active.begin(names)
-                for name in active.names():
-                    progress.update(name, work[name][1].last_row())
-                finished = active.collect_finished()
-                if not finished:
-                    many = _POLL_INTERVAL_PER_RUN * len(active.names())
-                    time.sleep(max(_POLL_INTERVAL, many))
-                for name, code in finished.items():
+            while active or (waiting and (count or len(failed) < 2)):
+                for name in [name for name in of_others if is_finished(*work[name])]:
+                    of_others.remove(name)
+                    waiting.remove(name)
+                    _report_end(name, *work[name], 0)
+                    count += 1
+                free = _free(work, waiting, executor.room(), of_others)
+                for name in free:
+                    of_others.discard(name)
+                    waiting.remove(name)
+                    progress.begin(name, work[name][0].max_steps)
+                    _append_note(work[name][1], f"begun at {datetime.now(UTC):%F %T} UTC")
+                executor.start({name: command_of(*work[name], executor.asked) for name in free})
+                active += free
+                codes = executor.ended()
+                for name, code in codes.items():
+                    active.remove(name)
                     progress.end(name)
-                    if reason := _report_end(name, *work[name], code):
-                        failed.setdefault(reason, []).append(name)
-                if finished and _fail_alike(failed):
-                    launcher.withdraw()
+                    run, folder = work[name]
+                    if not is_finished(run, folder) and is_taken(folder.path):
+                        # Another command was quicker, or its worker died and its process lives.
+                        waiting.append(name)
+                        of_others.add(name)
+                    elif reason := _report_end(name, run, folder, code):
+                        failed[name] = reason
+                    else:
+                        count += 1
+                for name in active:
+                    progress.update(name, work[name][1].last_row())
+                if not codes and (active or waiting):
+                    time.sleep(max(_POLL_INTERVAL, _POLL_INTERVAL_PER_RUN * len(active)))
         finally:
             progress.close()
-            active.stop()
+            executor.stop()
+            for name in active:
+                _append_note(work[name][1], "stopped, as this command was; it goes on with it")
     return failed
 
 
-def _fail_alike(failed: Mapping[str, Sequence[str]]) -> bool:
-    """Whether two runs failed for one reason that their own words tell, not by a signal."""
-    return any(len(names) > 1 for reason, names in failed.items() if records.OWN_WORDS in reason)
-
-
-class _ActiveRuns:
-    """Runs being trained: by this command's launcher, or by another command."""
-
-    def __init__(self, work: Work, launcher: Launcher) -> None:
-        self.work, self.launcher = work, launcher
-        self._launched: list[str] = []
-        self._of_others: list[str] = []
-
-    def names(self) -> list[str]:
-        return [*self._launched, *self._of_others]
-
-    def begin(self, names: Sequence[str]) -> None:
-        """Launch runs, but for those that another command is training: these are waited for."""
-        free = []
-        for name in names:
-            if is_taken(self.work[name][1]):
-                logger.info("%s is being trained by another process", name)
-                self._of_others.append(name)
-                continue
-            # What an earlier attempt wrote is kept until the run has ended.
-            _append_note(self.work[name][1], f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+def _free(work: Work, waiting: list[str], room: int, of_others: set[str]) -> list[str]:
+    """Return runs to begin, at most ``room``; add those that others are training to theirs."""
+    free: list[str] = []
+    for name in waiting:
+        if len(free) >= room:
+            break
+        if not is_taken(work[name][1].path):
             free.append(name)
-        self.launcher.launch({name: self.work[name] for name in free})
-        self._launched += free
-
-    def collect_finished(self) -> dict[str, int | None]:
-        """Return runs no longer trained, with their exit codes (None: another command's).
-
-        A run that another command left unfinished is launched here.
-        """
-        finished: dict[str, int | None] = {}
-        for name, code in self.launcher.ended().items():
-            self._launched.remove(name)
-            if _is_finished(*self.work[name]) or not is_taken(self.work[name][1]):
-                finished[name] = code
-            else:
-                # Another command was quicker to start it.
-                self._of_others.append(name)
-        for name in [name for name in self._of_others if not is_taken(self.work[name][1])]:
-            if _is_finished(*self.work[name]):
-                finished[name] = None
-            elif self.launcher.room() < 1:
-                continue
-            else:
-                self.begin([name])
-            self._of_others.remove(name)
-        return finished
-
-    def stop(self) -> None:
-        """Ask the runs of this command to save and end; they can be resumed."""
-        self.launcher.stop()
-        for name in self._launched:
-            _append_note(self.work[name][1], "stopped, as this command was; it goes on with it")
+        elif name not in of_others:
+            logger.info("%s is being trained by another process", name)
+            of_others.add(name)
+    return free
 
 
 @contextmanager
@@ -162,12 +131,12 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _is_finished(run: Run, folder: RunFolder) -> bool:
+def is_finished(run: Run, folder: RunFolder) -> bool:
     """Return whether nothing is to be done: the run has ended, or would diverge again."""
     return folder.final.exists() or folder.divergence(run.id) is not None
 
 
-def _report_end(name: str, run: Run, folder: RunFolder, code: int | None) -> str | None:
+def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None:
     """Log how a run ended; return how it failed, None if it did not."""
     try:
         if divergence := records.read_divergence(folder, run.id):
@@ -187,26 +156,20 @@ def _report_end(name: str, run: Run, folder: RunFolder, code: int | None) -> str
     return reason
 
 
-def _describe_exit(code: int | None) -> str:
+def _describe_exit(code: int) -> str:
     """Say how a process ended whose run is unfinished."""
     if not code:
         return "stopped before its last step: it was asked to"
     if code > 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    hint = "; was there too little memory?" if -code == _SIGKILL else ""
-    return f"was killed by signal {-code} ({name}{hint})"
+    hint = "; was there too little memory?" if code == -9 else ""
+    return f"was killed by signal {-code}{hint}"
 
 
 def _append_note(folder: RunFolder, text: str) -> None:
     """Add a line to what a run's processes have written."""
-    try:
+    # A full disk must not keep the other runs from their end.
+    with suppress(OSError):
         folder.path.mkdir(parents=True, exist_ok=True)
         with (folder.path / ERRORS).open("a", encoding="utf-8") as log:
             log.write(f"{records.NOTE}{text}\n")
-    except OSError as error:
-        # A full disk must not keep the other runs from their end.
-        logger.warning("%s: %s (and %s cannot be written: %s)", folder.path, text, ERRORS, error)

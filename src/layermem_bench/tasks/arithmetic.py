@@ -6,50 +6,37 @@
 
 The example is the paper's (2502.09245, appendix B). Each step carries out the leftmost operation
 whose operands are both numbers. The paper does not say which numbers occur and how expressions are
-drawn; docs/tasks.md says what was chosen here and why, and ``describe`` measures the outcome.
+drawn; docs/tasks.md says what was chosen here and why.
 """
 
 import random
 import re
-import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from layermem_bench.config.hashing import hash_to_unit_interval
-from layermem_bench.tasks.arithmetic_drawing import (
-    HeldOut,
-    Parentheses,
-    Rules,
-    draw_expression,
-    is_trivial,
-)
+from layermem_bench.tasks.arithmetic_drawing import Rules, draw_expression
 from layermem_bench.tasks.expressions import (
     OPERATORS,
-    Expression,
     choose_mirror,
     evaluate,
     matches,
-    operations,
     parse,
     rewrites,
     solve,
-    sort_operands,
-    split_position,
+    split_key,
     write,
 )
 from layermem_bench.tasks.problems import (
-    SPLITS,
     Grade,
     Split,
     check_split_and_count,
     draw_different,
+    is_in_split,
     require,
-    require_some,
-    spread,
     tokenizer_of_words,
 )
 
@@ -68,11 +55,6 @@ class Example:
     def operands(self) -> int:
         return len(re.findall(r"\d+", self.prompt))
 
-    @property
-    def chain(self) -> list[str]:
-        """The expression and every step of its solution."""
-        return [self.prompt.removesuffix(" ="), *self.solution.split(" = ")]
-
 
 def generate(
     operands: int,
@@ -83,48 +65,37 @@ def generate(
     operators: str = OPERATORS,
     operand_max: int = 20,
     value_max: int = 200,
-    parentheses: Parentheses = "needed",
     trivial: float = 0.1,
-    held_out: HeldOut = "strict",
+    held_out: Literal["strict"] = "strict",
 ) -> list[Example]:
     """Draw ``count`` different expressions of ``operands`` numbers.
 
     Operands are 1 to ``operand_max``; every value on the way is an exact integer from 0 to
     ``value_max``. Operators and shape are drawn first, uniformly, then numbers that fit them; steps
     like ``x * 1`` or ``x - x``, of which small numbers would bring far too many, are allowed with
-    probability ``trivial``.
+    probability ``trivial``. Only the parentheses that are needed are written.
 
-    Splits are disjoint whatever the seeds, counts and other options. ``held_out="strict"``: the
-    last two operations of an expression decide its split, so that no step of two operations or
-    more is, up to the order of operands, in solutions of two splits (docs/tasks.md).
-    ``"expression"``: the text of the expression decides, so its steps, and itself with operands
-    exchanged, may be in another split; it repeats results recorded so.
+    Splits are disjoint whatever the seeds, counts and other options. The last two operations of an
+    expression decide its split, so that no step of two operations or more is, up to the order of
+    operands, in solutions of two splits (docs/tasks.md). ``held_out`` names that rule, so that a
+    recorded config says how its problems were drawn.
     """
     least, most = OPERANDS[0], OPERANDS[-1]
     require(operands in OPERANDS, f"operands must be {least} to {most}, got {operands}")
     check_split_and_count(split, count)
     rules = Rules(
-        operators=operators,
-        operand_max=operand_max,
-        value_max=value_max,
-        parentheses=parentheses,
-        trivial=trivial,
-        held_out=held_out,
+        operators=operators, operand_max=operand_max, value_max=value_max, trivial=trivial
     )
-    draw, (low, high) = random.Random(seed), SPLITS[split]
+    draw = random.Random(seed)
 
     def draw_example() -> Example | None:
         expression = draw_expression(operands, rules, draw)
         if expression is None:
             return None
-        if held_out == "strict":
-            expression = choose_mirror(expression)
-            position = split_position(expression)
-        else:
-            position = hash_to_unit_interval(write(expression, parentheses))
-        if not low <= position < high:
+        expression = choose_mirror(expression)
+        if not is_in_split(split_key(expression), split):
             return None
-        steps = [write(step, parentheses) for step in (expression, *solve(expression))]
+        steps = [write(step) for step in (expression, *solve(expression))]
         return Example(f"{steps[0]} =", " = ".join(steps[1:]), evaluate(expression))
 
     sizes = ", ".join(f"{name} {value}" for name, value in vars(rules).items())
@@ -163,6 +134,11 @@ def grade(prompt: str, text: str) -> Grade:
     return Grade(answer=answer, steps=True)
 
 
+def _read_number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
 def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
     inner = tokenizer_of_words(["=", *OPERATORS, "(", ")", *map(str, range(value_max + 1))])
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -171,80 +147,11 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
     return inner
 
 
-def describe(examples: Sequence[Example]) -> dict[str, Any]:
-    require(len(examples) > 0, "there are no examples to describe")
-    trees = [list(operations(parse(example.chain[0]))) for example in examples]
-    steps = [step for tree in trees for step in tree]
-    operators = Counter(operator for operator, _, _ in steps)
-    answers = sorted(example.answer for example in examples)
-    commonest, times = Counter(answers).most_common(1)[0]
-    lengths = [len(re.findall(r"\d+|[^\s\d]", f"{e.prompt} {e.solution}")) + 1 for e in examples]
-    with_trivial_step = [
-        any(is_trivial(operator, evaluate(x), evaluate(y)) for operator, x, y in tree)
-        for tree in trees
-    ]
-    return {
-        "expressions": len(examples),
-        "operators": {sign: operators[sign] / len(steps) for sign in OPERATORS if operators[sign]},
-        "answer: smallest, median, largest": [
-            summary(answers) for summary in (min, statistics.median, max)
-        ],
-        "different answers": len(set(answers)),
-        "always answering the commonest": {"answer": commonest, "right": times / len(answers)},
-        "share of values on the way above 100": statistics.fmean(evaluate(s) > 100 for s in steps),
-        "tokens: shortest, mean, longest": spread(lengths),
-        "share with parentheses": statistics.fmean("(" in e.prompt for e in examples),
-        "share with a trivial step": statistics.fmean(with_trivial_step),
-    }
-
-
 def chance(examples: Sequence[Example]) -> float:
     """Return the share of the commonest answer, which is what a constant guess would score."""
     return Counter(example.answer for example in examples).most_common(1)[0][1] / len(examples)
 
 
-def overlap(tests: Sequence[Example], training: Sequence[Example]) -> dict[str, float]:
-    """Return which share of the test problems has its steps, or itself, in training solutions.
-
-    Later steps are compared word for word, the others up to the order of operands.
-    """
-    require_some(tests, training)
-    texts = {text for example in training for text in example.chain}
-    steps = {step for example in training for step in _long_steps(example)}
-    questions = {sort_operands(parse(example.chain[0])) for example in training}
-    return {
-        "every later step in training solutions": statistics.fmean(
-            texts.issuperset(example.chain[1:]) for example in tests
-        ),
-        "a training expression, up to order": statistics.fmean(
-            sort_operands(parse(example.chain[0])) in questions for example in tests
-        ),
-        "a step of 2 operations or more in training solutions, up to order": statistics.fmean(
-            not steps.isdisjoint(_long_steps(example)) for example in tests
-        ),
-    }
-
-
-def _long_steps(example: Example) -> set[Expression]:
-    """Return the expressions of two operations or more of a solution, with operands in order."""
-    expressions = map(parse, example.chain)
-    return {sort_operands(step) for step in expressions if len(list(operations(step))) > 1}
-
-
 def probe_words(value_max: int = 200, **_: Any) -> tuple[str, ...]:
     """Return the smallest numbers, which are frequent operands."""
     return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
-
-
-def options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options that decide the split of a problem.
-
-    Where its text decides, superfluous parentheses change it, and so the split.
-    """
-    strict = options.get("held_out", "strict") == "strict"
-    return ("held_out",) if strict else ("held_out", "parentheses")
-
-
-def _read_number(text: str) -> int | None:
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None

@@ -9,18 +9,11 @@ import math
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
-from layermem_bench.tasks.expressions import (
-    OPERATORS,
-    RANK,
-    Expression,
-    apply_operator,
-)
-from layermem_bench.tasks.problems import require, require_one_of
+from layermem_bench.tasks.expressions import OPERATORS, RANK, Expression, apply_operator
+from layermem_bench.tasks.problems import require
 
-Parentheses = Literal["needed", "all", "none"]
-HeldOut = Literal["strict", "expression"]
 # How often numbers are drawn for one form before another form is drawn.
 _TRIES = 20
 Form: TypeAlias = tuple[str, Any, Any] | None
@@ -33,14 +26,11 @@ class Rules:
     operators: str
     operand_max: int
     value_max: int
-    parentheses: str
     trivial: float
-    held_out: str
 
     def __post_init__(self) -> None:
-        unknown = set(self.operators) - set(OPERATORS)
         require(
-            bool(self.operators) and not unknown,
+            bool(self.operators) and set(self.operators) <= set(OPERATORS),
             f"operators must be some of {OPERATORS}, got {self.operators!r}",
         )
         require(
@@ -49,14 +39,12 @@ class Rules:
             f"{self.operand_max} and {self.value_max}",
         )
         require(0 <= self.trivial <= 1, f"trivial must be from 0 to 1, got {self.trivial}")
-        require_one_of("parentheses", self.parentheses, get_args(Parentheses))
-        require_one_of("held_out", self.held_out, get_args(HeldOut))
 
 
 def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Expression | None:
-    """Draw a form and numbers for it; None if the form is not written so or no numbers fit."""
+    """Draw a form and numbers for it; None if the form is superfluous or no numbers fit."""
     form = draw_form(operands, rules, draw)
-    if not is_written(form, rules.parentheses):
+    if not is_written(form):
         return None
     for _ in range(_TRIES):
         if filled := fill_form(form, rules, draw):
@@ -83,24 +71,15 @@ def count_shapes(operands: int) -> int:
     return math.comb(2 * operands - 2, operands - 1) // operands
 
 
-def is_written(form: Form, parentheses: str) -> bool:
-    """Return whether the policy for parentheses allows a form.
-
-    Under "needed", ``a + (b - c)`` is not drawn: it equals ``a + b - c``, which is another form;
-    so does ``a * (b / c)``. Under "none" neither is a form that needs parentheses,
-    ``(a + b) * c``. Under "all" every form is drawn.
-    """
-    if form is None or parentheses == "all":
+def is_written(form: Form) -> bool:
+    """Return whether a form is drawn: not ``a + (b - c)``, which equals ``a + b - c``, another
+    form, nor ``a * (b / c)``."""
+    if form is None:
         return True
     operator, left, right = form
-    for side, inner in enumerate((left, right)):
-        if inner is None:
-            continue
-        needed = RANK[inner[0]] < RANK[operator] + side
-        superfluous = side == 1 and operator in "+*" and RANK[inner[0]] == RANK[operator]
-        if superfluous or (needed and parentheses == "none"):
-            return False
-    return is_written(left, parentheses) and is_written(right, parentheses)
+    if right is not None and operator in "+*" and RANK[right[0]] == RANK[operator]:
+        return False
+    return is_written(left) and is_written(right)
 
 
 def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression, int] | None:
@@ -113,12 +92,6 @@ def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression
             ("*", None, None)   the left number is any of 1 to 20: 6; the right one fits ``6 * n``,
                                 so it is any of 2 to 20 (1 would be trivial): 7. The value is 42.
             ("-", 42, None)     the right number fits ``42 - n``: any of 1 to 20: 5.
-            returned            (("-", ("*", 6, 7), 5), 37)
-
-        14 / (3 + 4)    form ("/", None, ("+", None, None))
-            ("+", None, None)   filled first, as it is the operation: 3 and 4. The value is 7.
-            ("/", None, 7)      the left number fits ``n / 7``: 14 alone (7 / 7 would be trivial).
-            returned            (("/", 14, ("+", 3, 4)), 2)
 
     Where both sides are operations, their values must fit each other as they are. Where they do
     not, or no number fits, the whole attempt is given up, and the caller draws other numbers.
@@ -159,13 +132,12 @@ def fitting_numbers(
     operator: str, value: int, side: int, trivial_allowed: bool, rules: Rules
 ) -> list[int]:
     """Return the operands that fit beside a value, on the side 0 (left) or 1 (right) of it."""
-    numbers = range(1, rules.operand_max + 1)
-    pairs = ((n, value) if side == 0 else (value, n) for n in numbers)
-    return [
-        number
-        for number, (x, y) in zip(numbers, pairs, strict=True)
-        if _value_if_allowed(operator, x, y, trivial_allowed, rules) is not None
-    ]
+
+    def fits(number: int) -> bool:
+        x, y = (number, value) if side == 0 else (value, number)
+        return _value_if_allowed(operator, x, y, trivial_allowed, rules) is not None
+
+    return [number for number in range(1, rules.operand_max + 1) if fits(number)]
 
 
 def _value_if_allowed(

@@ -4,9 +4,9 @@ An expression is an int or a tuple (operator, left, right): ``2 + 3 * 4`` is
 ``("+", 2, ("*", 3, 4))``. Every value is an exact integer and not negative; ``3 - 4`` and ``7 / 2``
 have no value.
 
-A solution is a chain of expressions, from the one asked about to the number. Under
-``split_position`` no expression of two operations or more that is in a chain of one split is, up to
-the order of operands, in a chain of another. Worked example, ``(2 + 3) * 4 - 1``:
+A solution is a chain of expressions, from the one asked about to the number. Under ``split_key``
+no expression of two operations or more that is in a chain of one split is, up to the order of
+operands, in a chain of another. Worked example, ``(2 + 3) * 4 - 1``:
 
     chain               (2 + 3) * 4 - 1  ->  5 * 4 - 1  ->  20 - 1  ->  19
     deciding key        5 * 4 - 1, written as ``4 * 5 - 1``: the last two operations
@@ -61,18 +61,15 @@ def _read_node(node: ast.expr) -> Expression:
     return _OPERATOR_OF[type(node.op)], _read_node(node.left), _read_node(node.right)
 
 
-def write(expression: Expression, parentheses: str = "needed") -> str:
-    """Write an expression, with the parentheses it needs or with all; ``parse`` reads it back."""
+def write(expression: Expression) -> str:
+    """Write an expression with the parentheses that it needs; ``parse`` reads it back."""
     if isinstance(expression, int):
         return str(expression)
     operator, *sides = expression
     texts = []
     for side, inner in enumerate(sides):
-        text = write(inner, parentheses)
-        if not isinstance(inner, int):
-            needed = RANK[inner[0]] < RANK[operator] + side
-            text = f"({text})" if needed or parentheses == "all" else text
-        texts.append(text)
+        needed = not isinstance(inner, int) and RANK[inner[0]] < RANK[operator] + side
+        texts.append(f"({write(inner)})" if needed else write(inner))
     return f"{texts[0]} {operator} {texts[1]}"
 
 
@@ -129,14 +126,6 @@ def matches(expression: Any, form: Any) -> bool:
     return expression[0] == form[0] and all(map(matches, expression[1:], form[1:]))
 
 
-def operations(expression: Expression) -> Iterator[Any]:
-    """Yield every operation with its two sides, the root first."""
-    if not isinstance(expression, int):
-        yield expression
-        for side in expression[1:]:
-            yield from operations(side)
-
-
 def apply_operator(operator: str, left: int, right: int) -> int | None:
     """Return the value, or None where it is negative or no integer."""
     if operator == "+":
@@ -148,28 +137,17 @@ def apply_operator(operator: str, left: int, right: int) -> int | None:
     return left // right if right and left % right == 0 else None
 
 
-def sort_operands(expression: Expression) -> Expression:
-    """Return the one form that expressions share if only the order of + and * operands differs.
-
-    ``(3 + 2) * 4`` and ``4 * (2 + 3)`` both become ``("*", ("+", 2, 3), 4)``.
-    """
-    if isinstance(expression, int):
-        return expression
-    operator, left, right = expression
-    return _in_order(operator, sort_operands(left), sort_operands(right))
-
-
-def split_position(expression: Expression) -> float:
-    """Return a number in [0, 1) that decides the split of a result of ``choose_mirror``."""
-    return hash_to_unit_interval(f"{_HASH_SEED}: {deciding_key(expression)}")
+def split_key(expression: Expression) -> str:
+    """Return the text whose hash decides the split of a result of ``choose_mirror``."""
+    return f"{_HASH_SEED}: {deciding_key(expression)}"
 
 
 def deciding_key(expression: Expression) -> str:
     """Return the last two operations of the solution, with + and * operands in order.
 
-    An expression of one operation has itself as key. The expression is from ``choose_mirror``: of
-    an expression whose root has two operations as sides, the left side is carried out first, so the
-    last two operations are the root and the last one of the right side.
+    An expression of one operation has itself as key. Where both sides of the root are operations,
+    ``choose_mirror`` has the left one carried out first, so the last two operations are the root
+    and the last one of the right side.
     """
     if isinstance(expression, int):
         return write(expression)
@@ -183,12 +161,9 @@ def choose_mirror(expression: Expression) -> Expression:
     """Return the expression or its mirror (the sides of the root exchanged), whichever is drawn.
 
     They differ only where the root is + or * and both sides are operations. The choice depends on
-    what no step changes, the last operation of either side. Examples:
-
-        9 - 1 + 2 * 3       only this order is written without superfluous parentheses, so it is
-                            drawn and ``2 * 3 + (9 - 1)`` is not
-        7 * 2 + 9 / 3       both orders are written alike: a hash of ``2 * 7`` and ``9 / 3`` says
-                            which of them is drawn
+    what no step changes, the last operation of either side: ``9 - 1 + 2 * 3`` is drawn, as its
+    mirror has superfluous parentheses; of ``7 * 2 + 9 / 3`` and its mirror a hash of ``2 * 7`` and
+    ``9 / 3`` says which.
     """
     if isinstance(expression, int):
         return expression

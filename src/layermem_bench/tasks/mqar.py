@@ -10,8 +10,8 @@ sequence after its query. docs/tasks.md says where this differs from the paper's
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -21,13 +21,10 @@ from layermem_bench.tasks.problems import (
     Queried,
     Split,
     check_split_and_count,
-    describe_queried,
     draw_different,
     grade_answers,
     is_in_split,
     require,
-    require_one_of,
-    shared_with_training,
     tokenizer_of_words,
 )
 
@@ -41,19 +38,17 @@ def generate(
     pairs: int = 8,
     length: int = 64,
     alpha: float = 0.1,
-    filler: Literal["blank", "random"] = "blank",
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``length`` words.
 
     ``vocabulary`` is the number of words: half are keys, half values. ``pairs`` of them open the
     sequence. Of the even distances after the pairs, each key takes one, with a probability that
-    falls like ``distance ** (alpha - 1)`` (1: uniform). ``filler`` stands everywhere else: a blank,
-    or words drawn from the whole vocabulary, which may repeat a key or a value.
+    falls like ``distance ** (alpha - 1)`` (1: uniform). Blanks stand everywhere else.
 
     Splits are disjoint whatever the seeds and other options: the set of pairs decides.
     """
     check_split_and_count(split, count)
-    _check_sizes(vocabulary, pairs, length, alpha, filler)
+    _check_sizes(vocabulary, pairs, length, alpha)
     keys, values = _keys_and_values(vocabulary)
     rest = length - 2 * pairs
     weights = [distance ** (alpha - 1) for distance in range(1, rest // 2 + 1)]
@@ -61,10 +56,9 @@ def generate(
 
     def draw_problem() -> Queried | None:
         drawn = list(zip(draw.sample(keys, pairs), draw.sample(values, pairs), strict=True))
-        if not is_in_split(_pairs_as_text(drawn), split):
+        if not is_in_split(" ".join(f"{key} {value}" for key, value in sorted(drawn)), split):
             return None
-        words = [BLANK] * rest if filler == "blank" else draw.choices([*keys, *values], k=rest)
-        return _as_problem(drawn, _draw_gaps(draw, weights, pairs), words)
+        return _as_problem(drawn, _draw_gaps(draw, weights, pairs), [BLANK] * rest)
 
     sizes = f"vocabulary {vocabulary}, pairs {pairs}, length {length}, split {split}"
     return draw_different(draw_problem, count, sizes)
@@ -76,6 +70,7 @@ def grade(problem: Queried, text: str) -> Grade:
 
 
 def chance(problems: Sequence[Queried]) -> float:
+    """Return the share of right answers of a guess among the values of a problem."""
     return statistics.fmean(1 / len(problem.queries) for problem in problems)
 
 
@@ -84,45 +79,7 @@ def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
     return tokenizer_of_words([BLANK, *keys, *values])
 
 
-def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    return {
-        **describe_queried(problems),
-        "words back to the key, up to: fewest, median, most": [
-            summary([level for problem in problems for level in problem.levels])
-            for summary in (min, statistics.median, max)
-        ],
-        "a guess among the values": chance(problems),
-        "right answers by shortcut": {
-            name: statistics.fmean(ok for p in problems for ok in _try_shortcut(name, p))
-            for name in SHORTCUTS
-        },
-    }
-
-
-def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
-    share = shared_with_training(tests, training, lambda p: _pairs_as_text(read_pairs(p)))
-    return {"the pairs of a training problem": share}
-
-
-def read_pairs(problem: Queried) -> list[tuple[str, str]]:
-    words = problem.prompt.split()[: 2 * len(problem.queries)]
-    return list(zip(words[::2], words[1::2], strict=True))
-
-
-# What each answers to the queries, one after the other, given the values in their order.
-SHORTCUTS: dict[str, Callable[[list[str]], list[str]]] = {
-    "values in the order in which they stand": lambda values: values,
-    "values in the opposite order": lambda values: values[::-1],
-    "the nearest value": lambda values: [values[-1]] * len(values),
-}
-
-
-def _try_shortcut(name: str, problem: Queried) -> list[bool]:
-    guesses = SHORTCUTS[name]([value for _, value in read_pairs(problem)])
-    return [guess == answer for guess, answer in zip(guesses, problem.answers, strict=True)]
-
-
-def _check_sizes(vocabulary: int, pairs: int, length: int, alpha: float, filler: str) -> None:
+def _check_sizes(vocabulary: int, pairs: int, length: int, alpha: float) -> None:
     require(pairs >= 1, f"pairs must be at least 1, got {pairs}")
     require(
         vocabulary % 2 == 0 and vocabulary >= 2 * pairs,
@@ -133,16 +90,11 @@ def _check_sizes(vocabulary: int, pairs: int, length: int, alpha: float, filler:
         f"length must be even and at least four times the pairs ({4 * pairs}), got {length}",
     )
     require(0 <= alpha <= 1, f"alpha must be from 0 to 1, got {alpha}")
-    require_one_of("filler", filler, ("blank", "random"))
 
 
 def _keys_and_values(vocabulary: int) -> tuple[list[str], list[str]]:
     numbers = range(vocabulary // 2)
     return [f"k{number}" for number in numbers], [f"v{number}" for number in numbers]
-
-
-def _pairs_as_text(pairs: Sequence[tuple[str, str]]) -> str:
-    return " ".join(f"{key} {value}" for key, value in sorted(pairs))
 
 
 def _draw_gaps(draw: random.Random, weights: Sequence[float], count: int) -> list[int]:

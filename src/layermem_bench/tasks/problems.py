@@ -11,12 +11,11 @@ An answer is computed from the words up to its query; a causal model does not se
 task with queries needs a token for each word.
 """
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -106,12 +105,8 @@ def require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def require_one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
 def check_split_and_count(split: str, count: int) -> None:
-    require_one_of("split", split, SPLITS)
+    require(split in SPLITS, f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     require(count >= 0, f"count must be at least 0, got {count}")
 
 
@@ -177,46 +172,6 @@ def grade_answers(problem: Queried, text: str, plausible: Iterable[str]) -> Grad
     return Grade(answer=False, steps=False, fault=fault, at=at + 1, right=right)
 
 
-def describe_words(problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return how many problems there are, how many differ, and how long they are."""
-    require(len(problems) > 0, "there are no problems to describe")
-    return {
-        "problems": len(problems),
-        "different prompts": len({problem.prompt for problem in problems}),
-        "words: fewest, mean, most": spread(
-            [len(f"{problem.prompt} {problem.solution}".split()) for problem in problems]
-        ),
-        "commonest solution": commonest_solution(problems),
-    }
-
-
-def describe_queried(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return how many problems with queries there are, how long, and of how many queries."""
-    require(len(problems) > 0, "there are no problems to describe")
-    return {
-        "problems": len(problems),
-        "words: fewest, mean, most": spread([len(p.prompt.split()) for p in problems]),
-        "queries: fewest, mean, most": spread([len(p.queries) for p in problems]),
-    }
-
-
-def spread(numbers: Sequence[int]) -> list[float]:
-    return [min(numbers), statistics.fmean(numbers), max(numbers)]
-
-
 def commonest_solution(problems: Sequence[Problem]) -> float:
     """Return the share of the commonest solution, which is what a constant guess scores."""
     return max(Counter(problem.solution for problem in problems).values()) / len(problems)
-
-
-def require_some(tests: Sequence[Any], training: Sequence[Any]) -> None:
-    require(len(tests) > 0 < len(training), "there are no test or no training problems to compare")
-
-
-def shared_with_training(
-    tests: Sequence[_P], training: Sequence[_P], part: Callable[[_P], str]
-) -> float:
-    """Return the share of test problems of which a ``part`` is that of a training problem."""
-    require_some(tests, training)
-    trained_on = set(map(part, training))
-    return statistics.fmean(part(problem) in trained_on for problem in tests)

@@ -6,35 +6,31 @@
                 ### Tom is a lempus.
 
 The example is the first record of the original validation set, cut. ``load`` reads the original
-files; ``generate`` draws records like theirs, for which shortcuts do not help. docs/tasks.md says
-which shortcuts help for the originals.
+files; ``generate`` draws records like theirs, for which shortcuts do not help (docs/tasks.md).
 """
 
+import json
 import logging
+import os
 import random
 import re
-import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
+from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.tasks.problems import (
     Grade,
     check_split_and_count,
     require,
-    require_one_of,
-    spread,
     tokenizer_of_words,
 )
-from layermem_bench.tasks.prosqa_crossed import draw_crossed
-from layermem_bench.tasks.prosqa_graphs import Graph, draw_bridged, draw_lines, shortest_path
-from layermem_bench.tasks.prosqa_records import SHORTCUTS, Record, farther_from_others, load
-
-__all__ = ["CONCEPTS", "NAMES", "Record", "describe", "generate", "grade", "load"]
+from layermem_bench.tasks.prosqa_graphs import Edge, Graph, draw_crossed, shortest_path
 
 logger = logging.getLogger(__name__)
 NAMES = [
@@ -48,8 +44,31 @@ CONCEPTS = [
     *("shumpus", "sterpus", "storpus", "terpus", "timpus", "tumpus", "vumpus", "worpus"),
     *("wumpus", "yerpus", "yimpus", "yumpus", "zhorpus", "zumpus"),
 ]
-_GRAPHS = {"crossed": draw_crossed, "bridged": draw_bridged, "lines": draw_lines}
 _SENTENCE = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One question with its proof; the fields are named as in the original files."""
+
+    question: str
+    answer: str
+    steps: tuple[str, ...]
+    idx_to_symbol: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    root: int
+    target: int
+    neg_target: int
+
+    @property
+    def prompt(self) -> str:
+        """The question, as it is given to the model."""
+        return f"{self.question}\n"
+
+    @property
+    def solution(self) -> str:
+        """The proof and the answer that the model should generate."""
+        return f"{' '.join(self.steps)}\n### {self.answer}"
 
 
 def generate(
@@ -63,7 +82,7 @@ def generate(
     steps: int | None = None,
     nodes: int | None = None,
     statements: int | None = None,
-    graphs: Literal["crossed", "bridged", "lines"] = "crossed",
+    graphs: Literal["crossed"] = "crossed",
 ) -> list[Record]:
     """Return ``count`` different records of a split, from its file where one is given, else drawn.
 
@@ -73,61 +92,76 @@ def generate(
     ``steps`` of the proof, ``nodes`` (people and concepts) and ``statements`` are the same for
     every record where they are given, and else drawn like the originals', as many statements for
     each node. Statements are fewer where the graph has no room for more, and more where a node
-    would be unconnected. ``graphs`` says how they are drawn: "crossed", such that only person and
-    directions together tell the answer; "bridged", as recorded runs learned from, where shortcuts
-    are left; or "lines", which do not branch, to learn on that statements are looked up
-    (docs/tasks.md).
+    would be unconnected. ``graphs`` names how they are drawn, such that only person and directions
+    together tell the answer, so that a recorded config says it.
     """
     check_split_and_count(split, count)
-    require_one_of("graphs", graphs, _GRAPHS)
     files = {"train": train, "validation": validation, "test": test}
     if files[split]:
         return _load_split(split, files)[:count]
     draw, records = random.Random(f"{split}-{seed}"), dict[str, Record]()
     while len(records) < count:
-        record = _as_record(_GRAPHS[graphs](draw, steps, nodes, statements), draw)
+        record = _as_record(draw_crossed(draw, steps, nodes, statements), draw)
         records[record.question] = record
     return list(records.values())
 
 
+def load(path: str | os.PathLike[str]) -> list[Record]:
+    """Read a file of records: a JSON list of objects with the fields of ``Record``."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    kind = type(values).__name__
+    require(isinstance(values, list), f"{path} must hold a list of records, got {kind}")
+    return [_read_record(value, f"{path}, record {i}") for i, value in enumerate(values)]
+
+
+def _read_record(value: Any, where: str) -> Record:
+    if isinstance(value, Mapping):
+        # A file may have further fields.
+        value = {f.name: value[f.name] for f in fields(Record) if f.name in value}
+    record = from_dict(Record, value, f"{where}: ")
+    texts = (record.question, record.answer, *record.steps, *record.idx_to_symbol)
+    require(all(texts), f"{where}: question, answer, steps and idx_to_symbol must not be empty")
+    for edge in record.edges:
+        require(len(edge) == 2, f"{where}: an edge must be [from, to], got {edge!r}")
+    nodes = range(len(record.idx_to_symbol))
+    for number in (record.root, record.target, record.neg_target, *chain(*record.edges)):
+        require(number in nodes, f"{where}: {number} is not an index of idx_to_symbol")
+    return record
+
+
 def _load_split(split: str, files: Mapping[str, str | None]) -> list[Record]:
-    """Return the records of a split's file without those that a later split's file holds too.
+    """Return the different records of a split's file that no later split's file holds too.
 
     Two files that hold the same records, in any order, are refused, and so is a file of which
-    nothing would be left.
+    nothing would be left, or one with a proof that does not follow.
     """
-    records, own = load(str(files[split])), f"{split}={files[split]}"
-    different = {record.question: record for record in records}
-    if len(different) < len(records):
-        count = f"{len(records) - len(different):,} of {len(records):,}"
-        logger.warning("%s problems of %s repeat one before: left out", count, own)
-        records = list(different.values())
-    for record in records:
-        if not grade(record, record.solution).steps:
-            raise ValueError(
-                f"{own}: the proof of the question {record.question[:80]!r} ... does not follow "
-                "from its statements, so that no right answer would count: mend its edges or root"
-            )
-    questions = set(different)
-    later = False
-    for other_split, path in files.items():
-        later = later or other_split == split
-        if other_split == split or not path:
+    own = f"{split}={files[split]}"
+    records = {record.question: record for record in load(str(files[split]))}
+    for record in records.values():
+        require(
+            grade(record, record.solution).steps,
+            f"{own}: the proof of the question {record.question[:80]!r} ... does not follow from "
+            "its statements, so that no right answer would count: mend its edges or root",
+        )
+    left = dict(records)
+    for other, path in files.items():
+        if other == split or not path:
             continue
-        others, other = {record.question for record in load(path)}, f"{other_split}={path}"
-        remaining = [record for record in records if record.question not in others]
-        if questions == others or (later and not remaining):
-            raise ValueError(
-                f"{own} holds no problem that {other} does not hold; give each split problems of "
-                "its own"
-            )
-        if later and len(remaining) < len(records):
-            count = f"{len(records) - len(remaining):,} of {len(records):,}"
-            logger.warning(
-                "%s problems of %s are in %s too: left out of %s", count, own, other, split
-            )
-            records = remaining
-    return records
+        others = {record.question for record in load(path)}
+        if list(files).index(other) > list(files).index(split):
+            left = {question: each for question, each in left.items() if question not in others}
+        require(
+            bool(left) and records.keys() != others,
+            f"{own} holds no problem that {other}={path} does not hold; give each split problems "
+            "of its own",
+        )
+    if len(left) < len(records):
+        count = f"{len(records) - len(left):,} of {len(records):,}"
+        logger.warning("%s problems of %s are in a later split's file: left out", count, own)
+    return list(left.values())
 
 
 def grade(record: Record, text: str) -> Grade:
@@ -168,24 +202,6 @@ def word_tokenizer(**_: Any) -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
     inner.decoder = decoders.Fuse()
     return inner
-
-
-def describe(records: Sequence[Record]) -> dict[str, Any]:
-    require(len(records) > 0, "there are no records to describe")
-    used = {symbol for record in records for symbol in record.idx_to_symbol}
-    steps = Counter(len(record.steps) for record in records)
-    people = sum(symbol[0].isupper() for symbol in used)
-    return {
-        "records": len(records),
-        "steps": {number: steps[number] / len(records) for number in sorted(steps)},
-        "nodes: fewest, mean, most": spread([len(record.idx_to_symbol) for record in records]),
-        "statements: fewest, mean, most": spread([len(record.edges) for record in records]),
-        "names and concepts": [people, len(used) - people],
-        "right answers by shortcut": {
-            name: statistics.fmean(map(shortcut, records)) for name, shortcut in SHORTCUTS.items()
-        },
-        "right answers by elimination": statistics.fmean(map(farther_from_others, records)),
-    }
 
 
 def _as_record(graph: Graph, draw: random.Random) -> Record:

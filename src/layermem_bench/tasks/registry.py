@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +19,6 @@ from layermem_bench.tasks.problems import (
     Problem,
     Queried,
     commonest_solution,
-    describe_words,
     grade_words,
 )
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 _CHECKED_SOLUTIONS = 50
 # Problems that are encoded to estimate the mean length of all.
 _MEASURED_PROBLEMS = 200
-# Those with queries are about equally long, whatever is drawn.
-_FEW_PROBLEMS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +50,10 @@ class TaskDefinition:
     """What ``level`` counts."""
     extra_tokens: int = 8
     """Tokens that a solution may have beyond the longest right one before it is cut."""
-    describe: Callable[[Sequence[Any]], dict[str, Any]] = describe_words
-    """Returns statistics of problems."""
     chance: Callable[[Sequence[Any]], float] = commonest_solution
     """Returns the share of right answers of a guess that ignores the question."""
     words: Callable[..., tuple[str, ...]] = lambda **options: ()
     """Returns frequent words of its problems, given its options: the classes of a probe."""
-    overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
-    """Returns what test problems share with training problems; None: nothing that is counted."""
     splits_by: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
     """Returns the names of further options that decide which problems are in which split, given the
     options: a model trained under one value is tested under the same value."""
@@ -82,6 +77,23 @@ class TaskDefinition:
             for name, value in options.items()
         }
         return self.generate(split=split, count=count, seed=seed, **values)
+
+    def describe(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """Return statistics of problems."""
+        words = [len(f"{problem.prompt} {problem.solution}".split()) for problem in problems]
+        levels = Counter(
+            level
+            for problem in problems
+            for level in getattr(problem, "levels", None) or [self.level(problem)]
+        )
+        return {
+            "problems": len(problems),
+            "different prompts": len({problem.prompt for problem in problems}),
+            "words: fewest, mean, most": [min(words), statistics.fmean(words), max(words)],
+            self.level_name: {n: levels[n] / levels.total() for n in sorted(levels)},
+            "commonest solution": commonest_solution(problems),
+            "a guess": self.chance(problems),
+        }
 
     def options(self) -> dict[str, Any]:
         return {name: option.default for name, option in self._parameters().items()}
@@ -140,31 +152,31 @@ def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float
 
     ``tokenizer`` None: the task's own, and transformers is not imported.
     """
-    count, options = min(_MEASURED_PROBLEMS, task.examples), tuple(sorted(task.fields().items()))
+    texts, count = _measured_texts(
+        str(task.name),
+        min(_MEASURED_PROBLEMS, task.examples),
+        task.seed,
+        tuple(sorted(task.fields().items())),
+    )
     if tokenizer is None:
-        return _own_vocabulary_and_length(str(task.name), count, task.seed, options)
-    problems = get_task(str(task.name)).problems("train", count, task.seed, **dict(options))
-    prompts, solutions = encode(tokenizer, problems)
-    tokens = sum(map(len, prompts if select_queried(problems) else (*prompts, *solutions)))
-    return len(tokenizer), tokens / len(problems) + 1
+        words = get_task(str(task.name)).word_tokenizer(**task.fields())
+        size, tokens = words.get_vocab_size(), sum(map(len, words.encode_batch(texts)))
+    else:
+        ids = _encode_texts(tokenizer, texts, one_a_word=False)
+        size, tokens = len(tokenizer), sum(map(len, ids))
+    # The end token follows every solution, or every sequence whose answers stand beside it.
+    return size, tokens / count + 1
 
 
 # Presets of several scales have the same problems.
 @functools.lru_cache(maxsize=64)
-def _own_vocabulary_and_length(
+def _measured_texts(
     name: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]
-) -> tuple[int, float]:
-    """Return what ``vocabulary_and_length`` does, of a task's own words."""
-    definition, fields = get_task(name), dict(options)
-    words = definition.word_tokenizer(**fields)
-    problems = definition.problems("train", min(_FEW_PROBLEMS, count), seed, **fields)
-    texts = [problem.prompt for problem in problems]
-    if not select_queried(problems):
-        problems = definition.problems("train", count, seed, **fields)
-        texts = [text for problem in problems for text in (problem.prompt, problem.solution)]
-    tokens = sum(map(len, words.encode_batch(texts)))
-    # The end token follows every solution, or every sequence whose answers stand beside it.
-    return words.get_vocab_size(), tokens / len(problems) + 1
+) -> tuple[list[str], int]:
+    """Return the texts that a run on so many problems reads, and how many problems there are."""
+    problems = get_task(name).problems("train", count, seed, **dict(options))
+    solutions = [] if select_queried(problems) else [problem.solution for problem in problems]
+    return [*(problem.prompt for problem in problems), *solutions], len(problems)
 
 
 def get_task(name: str) -> TaskDefinition:
@@ -195,10 +207,9 @@ _TASKS: dict[str, TaskDefinition] = {
         grade=lambda example, text: arithmetic.grade(example.prompt, text),
         level=lambda example: example.operands,
         level_name="operands",
-        describe=arithmetic.describe,
         chance=arithmetic.chance,
-        overlap=arithmetic.overlap,
-        splits_by=arithmetic.options_of_splits,
+        # Models of earlier versions were trained under another rule.
+        splits_by=lambda options: ("held_out",),
         words=arithmetic.probe_words,
     ),
     "prosqa": TaskDefinition(
@@ -208,7 +219,6 @@ _TASKS: dict[str, TaskDefinition] = {
         level=lambda record: len(record.steps),
         level_name="steps",
         extra_tokens=64,
-        describe=prosqa.describe,
         chance=lambda records: 0.5,
         words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
@@ -217,9 +227,7 @@ _TASKS: dict[str, TaskDefinition] = {
         word_tokenizer=mqar.word_tokenizer,
         grade=mqar.grade,
         level_name="words back, up to",
-        describe=mqar.describe,
         chance=mqar.chance,
-        overlap=mqar.overlap,
         words=lambda **_: ("k0", "k1", "k2", "k3"),
     ),
     "chains": _with_queries(
@@ -227,9 +235,7 @@ _TASKS: dict[str, TaskDefinition] = {
         word_tokenizer=chains.word_tokenizer,
         grade=chains.grade,
         level_name="statements",
-        describe=chains.describe,
         chance=chains.chance,
-        overlap=chains.overlap,
         words=lambda **_: tuple(chains.VARIABLES[:4]),
     ),
 }

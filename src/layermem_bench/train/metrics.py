@@ -87,8 +87,7 @@ def _of_text(module: nn.Module, config: Any) -> Iterator[nn.Module]:
 
 
 def _head_width(config: Any) -> int:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(width)
+    return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
 def variant_metrics(model: Any) -> dict[str, float]:
@@ -110,7 +109,9 @@ class StepCost:
 
 
 def training_row(
-    logs: Mapping[str, float],
+    *,
+    loss: float,
+    grad_norm: float,
     learning_rates: Mapping[str, float],
     steps_per_second: float,
     step: int,
@@ -120,10 +121,10 @@ def training_row(
     tokens_per_second = steps_per_second * cost.tokens
     overridden = [rate for name, rate in learning_rates.items() if name not in (DECAYED, PLAIN)]
     row = {
-        "loss": logs["loss"],
+        "loss": loss,
         # Where nothing else is trained, the rate is that of what the variant has added.
         "lr": learning_rates[DECAYED] if DECAYED in learning_rates else overridden[0],
-        "grad_norm": logs.get("grad_norm", math.nan),
+        "grad_norm": grad_norm,
         "flops": round(step * cost.tokens * cost.flops_per_token),
         "tokens_per_second": tokens_per_second,
     }

@@ -1,4 +1,4 @@
-"""Parameter groups, the AdamW optimizer over them, and the learning-rate schedule of each group.
+"""Parameter groups, the AdamW optimizer over them, and the learning rate of each group at a step.
 
 Weight matrices have weight decay; norms, biases and embeddings have none. A variant's own
 parameters (``Variant.overrides``) may have settings of their own. The learning rate of each group
@@ -6,14 +6,12 @@ rises from zero and then falls to ``optim.min_lr``, the same for all groups.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.lime_router import LimeRouter
@@ -96,17 +94,17 @@ def build_optimizer(
     optim: Optim,
     device: torch.device,
 ) -> AdamW:
-    """Return AdamW over all groups; on CUDA its step is fused into one kernel for each group, but
-    where tensor parallelism divides some of the parameters alone."""
-    kinds = {isinstance(parameter, DTensor) for parameter in model.parameters()}
+    """Return AdamW over all groups; on CUDA its step is one kernel for each group."""
     optimizer = AdamW(
         parameter_groups(model, overrides, optim),
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
         # On a CPU a fused step rounds differently, and would not repeat recorded learning curves.
-        fused=True if device.type == "cuda" and len(kinds) == 1 else None,
+        fused=True if device.type == "cuda" else None,
     )
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
     optimizer.register_load_state_dict_pre_hook(_keep_fused_setting)
     return optimizer
 
@@ -120,34 +118,26 @@ def _keep_fused_setting(optimizer: Optimizer, state: dict[str, Any]) -> dict[str
     return {**state, "param_groups": groups}
 
 
-def build_schedule(optimizer: Optimizer, optim: Optim, max_steps: int) -> LambdaLR:
-    """Return the learning-rate schedule of every group, scaled to ``max_steps``."""
-    peaks = [group["lr"] for group in optimizer.param_groups]
-    return LambdaLR(optimizer, [_learning_rate_factor(peak, optim, max_steps) for peak in peaks])
+def set_learning_rates(optimizer: Optimizer, optim: Optim, max_steps: int, step: int) -> None:
+    """Set the learning rate of every group for a step, the first being 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * _share_of_peak(
+            group["initial_lr"], optim, max_steps, step
+        )
 
 
-def _learning_rate_factor(peak: float, optim: Optim, max_steps: int) -> Callable[[int], float]:
-    """Return the function from a step to its learning rate as a share of the peak."""
-    stable = optim.steps_before_decay(max_steps)
-    # Where the steps may become more later, what comes first does not depend on their number.
-    warmup = min(optim.warmup_steps, max_steps // 10 if stable is None else max_steps)
+def _share_of_peak(peak: float, optim: Optim, max_steps: int, step: int) -> float:
+    warmup = min(optim.warmup_steps, max_steps // 10)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
     # A group whose peak is below the floor keeps its peak.
     floor = min(1.0, optim.min_lr / peak) if peak else 1.0
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        # The last step of the run uses the floor.
-        if stable is not None:
-            fallen = min(1.0, max(0, step + 1 - stable) / (max_steps - stable))
-            return 1 - (1 - floor) * fallen
-        progress = min(1.0, (step - warmup) / max(1, max_steps - 1 - warmup))
-        match optim.schedule:
-            case "cosine":
-                return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
-            case "linear":
-                return 1 - (1 - floor) * progress
-            case _:
-                return 1.0
-
-    return factor
+    # The last step of the run uses the floor.
+    progress = min(1.0, (step - warmup) / max(1, max_steps - 1 - warmup))
+    match optim.schedule:
+        case "cosine":
+            return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+        case "linear":
+            return 1 - (1 - floor) * progress
+        case _:
+            return 1.0

@@ -1,78 +1,36 @@
-"""The processes of one distributed run: their mesh; they wait for each other, agree, and exit."""
+"""The processes of one run: their group, what they agree on, and how they hold the model.
+
+A model is copied to each process (DDP) or sharded over all (FSDP2). Both are torch's own: FSDP2 as
+accelerate sets it up computes norms in bfloat16, and so other numbers than an unsharded run.
+"""
 
 import atexit
 import logging
 import os
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed
+from accelerate import Accelerator
+from torch import distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
-from transformers import TrainingArguments
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from layermem_bench.config.run import Compute
+from layermem_bench.config.precision import uses_bfloat16
+from layermem_bench.config.run import Run
 
-# Keys of counters in the store that the group was formed with.
-_FINISHED, _FAILED = "layermem/ended", "layermem/failed"
-
-
-def mesh_shape(compute: Compute, processes: int) -> tuple[int, int, int]:
-    """Return over how many processes a run's model is copied, sharded, and shared by its heads.
-
-    Processes that share heads are next to each other, and those that copy the model farthest apart.
-    """
-    for name, several in (("shard", compute.shard), ("tensor", compute.tensor > 1)):
-        if several and processes == 1:
-            raise ValueError(
-                f"compute.{name} needs several processes: torchrun --nproc-per-node N -m layermem "
-                "train"
-            )
-    groups, rest = divmod(processes, compute.tensor)
-    if rest:
-        choices = [n for n in range(1, processes + 1) if processes % n == 0]
-        raise ValueError(
-            f"compute.tensor={compute.tensor} does not divide the {processes} processes; take one "
-            f"of {', '.join(map(str, choices))}"
-        )
-    if not compute.shard:
-        return groups, 1, compute.tensor
-    shards, rest = divmod(groups, compute.replicas)
-    if rest or shards < 2:
-        shared = f" that compute.tensor={compute.tensor} leaves" if compute.tensor > 1 else ""
-        raise ValueError(
-            f"compute.replicas={compute.replicas} does not divide the {groups} processes{shared} "
-            "into copies of two or more, which compute.shard needs; take numbers that do"
-        )
-    return compute.replicas, shards, compute.tensor
+# How long a process waits for the others, which may be preparing text.
+_PATIENCE = timedelta(hours=2)
 
 
-def form_group(processes: int, timeout_seconds: int) -> None:
-    """Form the group of processes, where accelerate would form another.
-
-    On CPUs it gives the group no timeout. Processes that torchrun has started again find in its
-    store what those before them wrote there (torch 2.13), their addresses among it, and have a part
-    of the store of their own here.
-    """
-    restarts = restart_count()
-    on_gpus = torch.cuda.is_available()
-    if processes == 1 or distributed.is_initialized() or (on_gpus and not restarts):
-        return
-    timeout = timedelta(seconds=timeout_seconds)
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    store.set_timeout(timeout)
-    distributed.init_process_group(
-        "nccl" if on_gpus else "gloo",
-        store=PrefixStore(f"layermem/attempt-{restarts}", store),
-        rank=rank,
-        world_size=size,
-        timeout=timeout,
-    )
+def process_count() -> int:
+    """Return how many processes a launcher has started for this run."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def restart_count() -> int:
@@ -80,65 +38,77 @@ def restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def is_distributed() -> bool:
-    """Return whether this process is in a group of processes."""
-    return distributed.is_available() and distributed.is_initialized()
+def join_processes(run: Run, folder: os.PathLike[str]) -> Accelerator:
+    """Form the group of processes; return what knows this one's place, device and trackers."""
+    count, on_gpus = process_count(), torch.cuda.is_available()
+    if run.compute.shard and count == 1:
+        raise ValueError(
+            "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
+        )
+    if count > 1 and not distributed.is_initialized():
+        store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+        store.set_timeout(_PATIENCE)
+        # Processes that torchrun has started again would find in its store the addresses of those
+        # before them (torch 2.13).
+        own = PrefixStore(f"layermem/attempt-{restart_count()}", store)
+        backend = "nccl" if on_gpus else "gloo"
+        distributed.init_process_group(
+            backend, store=own, rank=rank, world_size=size, timeout=_PATIENCE
+        )
+    return Accelerator(cpu=not on_gpus, log_with=list(run.track) or None, project_dir=folder)
 
 
-@contextmanager
-def wait_for_all() -> Iterator[None]:
-    """Wait at the end of the block until all processes have finished it, for as long as it takes.
-
-    A collective operation has a timeout, and preparing text may take hours; so processes are
-    counted in the group's store. If the block fails in one, it ends with an error in all of them.
-    """
-    if not is_distributed():
-        yield
-        return
-    # torch has no public function that returns the store.
-    store = distributed.distributed_c10d._get_default_store()
-    try:
-        yield
-    except BaseException:
-        store.add(_FAILED, 1)
-        raise
-    processes = distributed.get_world_size()
-    finished = store.add(_FINISHED, 1)
-    # The counter is never reset: a second block counts on from the first, and no process begins a
-    # block before all have finished the one before it.
-    target, pause = -(-finished // processes) * processes, 0.02
-    while finished < target:
-        if store.add(_FAILED, 0):
-            raise RuntimeError(
-                "another process of this run failed before the first step; its own output says why"
-            )
-        time.sleep(pause := min(2 * pause, 1.0))
-        finished = store.add(_FINISHED, 0)
-
-
-def any_process(flag: bool, args: TrainingArguments) -> bool:
+def any_process(flag: bool, accelerator: Accelerator) -> bool:
     """Return whether ``flag`` is true in any process; every process must call this."""
-    if args.world_size == 1:
+    if accelerator.num_processes == 1:
         return flag
-    shared = torch.tensor(int(flag), device=args.device)
+    shared = torch.tensor(int(flag), device=accelerator.device)
     distributed.all_reduce(shared)
     return bool(shared)
 
 
-def check_processes_agree(values: Mapping[str, Any]) -> None:
+def check_processes_agree(values: Mapping[str, Any], accelerator: Accelerator) -> None:
     """Raise in every process unless all have the same values; every process must call this."""
-    if not is_distributed():
+    if accelerator.num_processes == 1:
         return
-    by_process: list[Any] = [None] * distributed.get_world_size()
+    by_process: list[Any] = [None] * accelerator.num_processes
     distributed.all_gather_object(by_process, dict(values))
-    for name, value in by_process[0].items():
-        others = [rank for rank, theirs in enumerate(by_process) if theirs[name] != value]
-        if others:
+    for name in values:
+        if any(theirs[name] != by_process[0][name] for theirs in by_process):
             raise ValueError(
-                f"processes do not see the same {name}: {value!r} in process 0, "
-                f"{by_process[others[0]][name]!r} in process {others[0]}. The run folder must be "
-                "one that all machines see, and the data the same on each"
+                f"processes do not see the same {name} ({[each[name] for each in by_process]}): "
+                "the run folder and the data must be the same on all machines"
             )
+
+
+def copy_to_processes(model: nn.Module, accelerator: Accelerator) -> DistributedDataParallel:
+    """Return the model with gradients averaged over processes that hold a copy each."""
+    device = accelerator.device
+    return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
+
+
+def shard(model: Any, precision: str) -> None:
+    """Divide parameters, gradients and moments over all processes, layer by layer.
+
+    In bfloat16 the weights of linear layers are gathered in bfloat16, as autocast would cast them,
+    and all others in float32; gradients are summed in float32.
+    """
+    policy = MixedPrecisionPolicy()
+    if uses_bfloat16(precision):
+        # What autocast leaves in float32, but for embeddings, is one small unit, gathered from the
+        # first norm to the end of the backward.
+        parts = [m for m in model.model.modules() if list(m.parameters(recurse=False))]
+        kept = [m for m in parts if not isinstance(m, nn.Linear | nn.Embedding)]
+        fully_shard(kept, reshard_after_forward=False)
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model)
+
+
+def whole(value: Any) -> Any:
+    """Return a tensor in full, on the CPU, where it is sharded; every process must call this."""
+    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
 
 
 def exit_if_distributed() -> None:
@@ -148,7 +118,7 @@ def exit_if_distributed() -> None:
     the interpreter shuts down, or deadlock while the group is destroyed. So nothing is done but to
     call the functions registered for the exit, and to flush the output.
     """
-    if is_distributed() and distributed.get_world_size() > 1:
+    if distributed.is_available() and distributed.is_initialized():
         atexit._run_exitfuncs()
         logging.shutdown()
         sys.stdout.flush()

@@ -1,67 +1,25 @@
-"""How runs are shown: bars in a terminal, lines in a pipe, and a tracker, Weights & Biases."""
+"""How runs are shown: bars in a terminal, lines in a pipe, and trackers of accelerate."""
 
-import importlib
 import logging
 import math
-import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from transformers import TrainerCallback
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from layermem_base.files import write_atomically
+from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
 
-logger = logging.getLogger(__name__)
-# Seconds between two lines in a pipe, of one run and of many.
-_RUN_SECONDS, _RUNS_SECONDS = 15.0, 30.0
-# Of more runs at once than these, only those are shown that have a step.
-_FEW_RUNS = 16
-
-
-class _Display:
-    """Bars in a terminal; in a pipe nothing but the time at which the next line is due."""
-
-    def __init__(
-        self, console: Console | None, seconds: float, last_line: float, *columns: ProgressColumn
-    ) -> None:
-        self.console = console or Console(stderr=True)
-        self.is_shown = self.console.is_terminal
-        columns = (*columns, TimeRemainingColumn())
-        self.bars = Progress(*columns, console=self.console, disable=not self.is_shown)
-        self._seconds, self._last_line = seconds, last_line
-        self._until_the_end = ExitStack()
-
-    def start(self) -> None:
-        """Show bars, if this is a terminal."""
-        if self.is_shown:
-            before = sys.stderr
-            self._until_the_end.enter_context(self.bars)
-            self._until_the_end.enter_context(logs_above(before))
-
-    def stop(self) -> None:
-        """Stop the bars and restore the terminal."""
-        self._until_the_end.close()
-
-    def write_line(self, write: Callable[[], None], *, now: bool = False) -> None:
-        """Call ``write`` if the last line is long enough ago, or ``now``."""
-        if now or time.monotonic() - self._last_line > self._seconds:
-            self._last_line = time.monotonic()
-            write()
+# Seconds between two lines in a pipe.
+_SECONDS = 15.0
 
 
 @contextmanager
@@ -83,133 +41,89 @@ def logs_above(before: Any) -> Iterator[None]:
             handler.setStream(before)
 
 
-class RunProgress(TrainerCallback):
-    """Show the rows of metrics that the trainer of one run logs."""
-
-    def __init__(self, max_steps: int, console: Console | None = None) -> None:
-        self.max_steps = max_steps
-        columns = TextColumn("step"), MofNCompleteColumn(), BarColumn()
-        description = TextColumn("{task.description}")
-        # The first row is written immediately.
-        self._display = _Display(console, _RUN_SECONDS, -math.inf, *columns, description)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            bars, done = self._display.bars, state.global_step
-            self._display.start()
-            self._bar = bars.add_task("", total=self.max_steps, completed=done)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if not logs or not state.is_world_process_zero:
-            return
-        line, validated, bars = _row_line(logs), "val_loss" in logs, self._display.bars
-        if not self._display.is_shown:
-            line = f"step {state.global_step}/{self.max_steps}  {line}"
-            self._display.write_line(lambda: bars.console.print(line), now=validated)
-        elif validated:
-            bars.console.print(line)
-        else:
-            bars.update(self._bar, completed=state.global_step, description=line)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._display.stop()
-
-
 class RunsProgress:
-    """Show several runs that are trained at once; call ``close`` at the end."""
+    """Shows the rows of metrics of runs that are trained at once; call ``close`` at the end."""
 
-    def __init__(self, count: int, console: Console | None = None) -> None:
-        description, state = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
-        columns = description, BarColumn(), MofNCompleteColumn(), state
-        self._display = _Display(console, _RUNS_SECONDS, time.monotonic(), *columns)
-        self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        self._bars: dict[str, TaskID] = {}
-        self._all_runs = self._display.bars.add_task("runs", total=count, state="")
-        if count:
-            self._display.start()
-
-    def begin(self, name: str, steps: int) -> None:
-        """Add a run that begins."""
-        self._rows[name] = steps, {}
-        # Of the many that a cluster has yet to begin, no bar is shown.
-        self._bars[name] = self._display.bars.add_task(
-            name, total=steps, state="starting", visible=len(self._rows) <= _FEW_RUNS
+    def __init__(self, count: int = 1, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn()
+        text = TextColumn("{task.fields[text]}")
+        self.bars = Progress(
+            *columns,
+            text,
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
         )
+        self._bars: dict[str, Any] = {}
+        self._rows: dict[str, Mapping[str, Any]] = {}
+        self._all_runs = self.bars.add_task("runs", total=count, text="", visible=count > 1)
+        self._last_line = -math.inf
+        self._until_the_end = ExitStack()
+        if self.console.is_terminal and count:
+            before = sys.stderr
+            self._until_the_end.enter_context(self.bars)
+            self._until_the_end.enter_context(logs_above(before))
+
+    def begin(self, name: str, steps: int, step: int = 0) -> None:
+        """Add a run that begins, or goes on from a step."""
+        self._bars[name] = self.bars.add_task(name, total=steps, completed=step, text="")
 
     def update(self, name: str, row: Mapping[str, Any]) -> None:
-        """Show the newest row of metrics of a run; empty where there is none."""
-        steps, last_row = self._rows[name]
-        self._rows[name] = steps, row or last_row
-        step, state = row.get("step", 0), _loss_text(row)
-        shown = True if row else None
-        self._display.bars.update(self._bars[name], completed=step, state=state, visible=shown)
-        if not self._display.is_shown:
-            self._display.write_line(self._log_states)
-
-    def _log_states(self) -> None:
-        is_few = len(self._rows) <= _FEW_RUNS
-        states = [
-            f"{name}: step {row.get('step', 0)}/{steps} {_loss_text(row)}".rstrip()
-            for name, (steps, row) in self._rows.items()
-            if row or is_few
-        ]
-        if waiting := len(self._rows) - len(states):
-            states.append(f"{waiting} have no step yet")
-        logger.info("%s", "; ".join(states))
+        """Show the newest row of metrics of a run, if it is new: a validation on a line, a step on
+        the bar, or in a pipe on a line now and then; empty where there is none."""
+        if not row or row == self._rows.get(name):
+            return
+        self._rows[name], line, now = row, _row_line(row), time.monotonic()
+        self.bars.update(self._bars[name], completed=row["step"], text=line)
+        is_due = not self.console.is_terminal and now - self._last_line > _SECONDS
+        if is_due or "val_loss" in row:
+            self.console.print(f"{name}: step {row['step']}  {line}", highlight=False)
+        self._last_line = now if is_due else self._last_line
 
     def end(self, name: str) -> None:
         """Remove a run that has ended, and count it."""
-        del self._rows[name]
-        self._display.bars.remove_task(self._bars.pop(name))
-        self._display.bars.advance(self._all_runs)
+        self.bars.remove_task(self._bars.pop(name))
+        self.bars.advance(self._all_runs)
 
     def close(self) -> None:
         """Stop the bars and restore the terminal."""
-        self._display.stop()
+        self._until_the_end.close()
 
 
 def _row_line(row: Mapping[str, float]) -> str:
     if "val_loss" in row:
-        shown = {
-            "val_loss": "validation loss {:.4f}",
-            "val_perplexity": "perplexity {:.2f}",
-            "val_accuracy": "{:.1%} solved",
-            "val_f1": "F1 {:.1%}",
-        }
-        texts = [text.format(row[name]) for name, text in shown.items() if name in row]
-        return f"{', '.join(texts)} after {row['tokens']:,.0f} tokens"
-    return (
-        f"loss {row['loss']:.4f}  lr {row['lr']:.1e}  gradient {row['grad_norm']:.2f}  "
-        f"{row['tokens_per_second']:,.0f} tokens/s"
-    )
+        solved = f", {row['val_accuracy']:.1%} solved" if "val_accuracy" in row else ""
+        return f"validation loss {row['val_loss']:.4f}{solved}"
+    speed = f"  {row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
+    return f"loss {row['loss']:.4f}{speed}"
 
 
-def _loss_text(row: Mapping[str, Any]) -> str:
-    loss = row.get("loss", row.get("val_loss", math.nan))
-    return "" if math.isnan(loss) else f"loss {loss:.3f}"
+def check_trackers(run: Run) -> None:
+    """Raise where the run names a tracker that is not installed."""
+    there = {str(name) for name in get_available_trackers()}
+    if absent := [name for name in run.track if name not in there]:
+        raise ValueError(f"track={absent[0]} is not installed: pip install layermem[track]")
 
 
 @contextmanager
-def open_wandb_run(folder: RunFolder) -> Iterator[None]:
-    """Keep the tracked run of a folder open during the block, unless one is open already.
-
-    transformers' callback would start a new run in every process, and keep it open afterwards. The
-    id is drawn once and kept in ``wandb.txt``, but WANDB_RUN_ID takes precedence.
-    """
-    # Imported here, since it is an optional dependency that only tracked runs need.
-    wandb: Any = importlib.import_module("wandb")
-    if wandb.run is not None:
-        yield
-        return
-    identity = {}
-    if "WANDB_RUN_ID" not in os.environ:
-        path = folder.path / "wandb.txt"
-        if not path.exists():
-            write_atomically(path, secrets.token_hex(4) + "\n")
-        identity = {"id": path.read_text(encoding="utf-8").strip(), "resume": "allow"}
-    project, name = os.getenv("WANDB_PROJECT", folder.project), folder.path.name
-    wandb.init(project=project, name=name, **identity)
+def open_trackers(accelerator: Accelerator, run: Run, folder: RunFolder) -> Iterator[None]:
+    """Keep the run's trackers open during the block; a resumed run goes on in the same record."""
+    if run.track:
+        options = {"name": folder.path.name, "resume": "allow"}
+        of_wandb = {**options, "id": _kept_id(folder)} if "wandb" in run.track else {}
+        trackers = {"wandb": of_wandb, "trackio": options}
+        accelerator.init_trackers(folder.project, init_kwargs=trackers)
     try:
         yield
     finally:
-        wandb.finish()
+        for tracker in accelerator.trackers:
+            tracker.finish()
+
+
+def _kept_id(folder: RunFolder) -> str:
+    """Return the id of the run's record at Weights & Biases, which is drawn once."""
+    path = folder.path / "wandb.txt"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(4) + "\n")
+    return path.read_text(encoding="utf-8").strip()

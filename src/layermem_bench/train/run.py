@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
-from transformers import TrainingArguments, set_seed
+from accelerate import Accelerator
+from transformers import set_seed
 
 from layermem_base.files import write_atomically
 from layermem_bench.analysis.earlier_stages import (
@@ -17,13 +18,17 @@ from layermem_bench.analysis.earlier_stages import (
     stage_of,
     write_lineage,
 )
+from layermem_bench.config.micro_batches import sequences_at_once
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.config.run import Run
-from layermem_bench.results.run_folder import RunFolder, read_config, recorded_run, temporary_folder
-from layermem_bench.train.extending import extends
+from layermem_bench.results.run_folder import RunFolder, step_of, temporary_folder
+from layermem_bench.train.checkpoints import whole_weights
 from layermem_bench.train.host_models import merge_lora
 from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_learning
-from layermem_bench.train.model_card import write_model_card
-from layermem_bench.train.processes import wait_for_all
+from layermem_bench.train.loop import Loop
+from layermem_bench.train.model_card import model_card
+from layermem_bench.train.processes import check_processes_agree, join_processes, process_count
+from layermem_bench.train.progress import check_trackers
 from layermem_bench.train.run_config import claim_folder, record_beginning
 from layermem_bench.train.sequences import (
     data_digest,
@@ -31,15 +36,8 @@ from layermem_bench.train.sequences import (
     starting_weights,
     text_digest,
 )
-from layermem_bench.train.setup import (
-    check_options,
-    check_router_lr,
-    check_sharing,
-    training_arguments,
-)
-from layermem_bench.train.sharded import ShardedTrainer
+from layermem_bench.train.setup import check_options, check_router_lr
 from layermem_bench.train.stopping import NotFiniteError
-from layermem_bench.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -59,134 +57,127 @@ def train(
     and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
     """
     if run.host.model is None:
-        check_sharing(run, check_options(run.variant, run.model))
+        check_options(run.variant, run.model)
         check_router_lr(run)
+    check_trackers(run)
+    sequences_at_once(run, process_count())
     folder = RunFolder(out)
-    args = training_arguments(run, folder)
-    is_first = args.process_index == 0
+    accelerator = join_processes(run, folder.path)
+    is_first = accelerator.is_main_process
     if is_first:
         folder.create()
     with folder.locked() if is_first else nullcontext():
-        with wait_for_all():
-            if is_first:
-                if resume:
-                    _check_extension(run, folder, evaluate)
-                claim_folder(folder, run, resume=resume)
-        # Only now: a run that is extended has a final model until the folder is claimed.
-        with wait_for_all():
-            has_ended = folder.final.exists()
-            prepared = None if has_ended else _prepare(run, folder, args, evaluate)
-        if prepared is None:
+        if is_first:
+            claim_folder(folder, run, resume=resume)
+        accelerator.wait_for_everyone()
+        if folder.final.exists():
             logger.info("%s has ended already", folder.path)
         else:
-            _train(run, folder, *prepared, folder.latest_checkpoint() if resume else None)
+            _train(run, folder, accelerator, evaluate)
+        accelerator.wait_for_everyone()
     return folder
 
 
-def _check_extension(run: Run, folder: RunFolder, evaluate: Evaluate | None) -> None:
-    """Raise where a run that is to have more steps would go on with other data or weights: before
-    the run is taken back to the steps before its learning rates fell."""
-    if not folder.config.exists() or not extends(recorded_run(folder), run):
-        return
-    about, learning = read_config(folder.config)[1], prepare_learning(run, evaluate)
-    now = {
-        "data": data_digest(learning.train_data, learning.validation_data),
-        "weights": starting_weights(run),
-    }
-    if others := [name for name in now if about.get(name) not in (None, now[name])]:
-        raise ValueError(
-            f"{folder.path} cannot go on to max_steps={run.max_steps}: its {' and '.join(others)} "
-            "are others now. Put back what they were, or begin again in another --out"
-        )
+def _train(
+    run: Run, folder: RunFolder, accelerator: Accelerator, evaluate: Evaluate | None
+) -> None:
+    """Train from the newest checkpoint or the beginning, measure the final model, and save it."""
+    learning, earlier = _prepare(run, folder, accelerator, evaluate)
+    checkpoint = folder.latest_checkpoint()
+    check_processes_agree({"checkpoint": checkpoint and checkpoint.name}, accelerator)
+    set_seed(run.seed)
+    model = learning.load_model()
+    _end_as_in_training(model, learning.tokenizer)
+    # Every checkpoint says it from the first step on.
+    stage = stage_of(run, learning.train_data.documents)
+    write_lineage(model.config, earlier.followed_by(stage))
+    if accelerator.is_main_process:
+        folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
+        count = f"{model.num_parameters():,}"
+        logger.info("%s, %s parameters, seed %d", type(model).__name__, count, run.seed)
+    if checkpoint:
+        logger.info("going on from %s", checkpoint)
+    # Whatever making the model has drawn.
+    set_seed(run.seed)
+    loop = Loop(run, folder, model, learning, accelerator, checkpoint)
+    with loop.stop.handle_signals():
+        with _record_divergence(loop):
+            ended = loop.train()
+        if ended and learning.save:
+            ended = loop.stop.run_unless_stopped(partial(_save_result, loop, learning.save))
+        if ended:
+            _save_final_model(loop)
+        else:
+            logger.info("stopped at step %d; --resume goes on", loop.step)
 
 
 def _prepare(
-    run: Run, folder: RunFolder, args: TrainingArguments, evaluate: Evaluate | None
+    run: Run, folder: RunFolder, accelerator: Accelerator, evaluate: Evaluate | None
 ) -> tuple[Learning, Lineage]:
     """Return what the run learns, and what trained the model that it starts from."""
     learning = prepare_learning(run, evaluate)
     earlier = check_earlier_stages(run, learning.validation_data.documents)
-    if args.process_index == 0:
-        beginning = {
-            "data": data_digest(learning.train_data, learning.validation_data),
-            "text": text_digest(learning.train_data),
-            "precision": "bfloat16" if args.bf16 else "float32",
-            "weights": starting_weights(run),
-            "trained_before_by": str(earlier) or None,
-        }
+    beginning = {
+        "data": data_digest(learning.train_data, learning.validation_data),
+        "text": text_digest(learning.train_data),
+        "precision": "bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
+        "weights": starting_weights(run),
+        "trained_before_by": str(earlier) or None,
+    }
+    check_processes_agree(beginning, accelerator)
+    if accelerator.is_main_process:
         record_beginning(folder, run, beginning)
     return learning, earlier
 
 
-def _train(
-    run: Run, folder: RunFolder, learning: Learning, earlier: Lineage, checkpoint: Path | None
-) -> None:
-    """Train from a checkpoint or the beginning, measure the final model, and save it."""
-    set_seed(run.seed)
-    model = learning.load_model()
-    # Every checkpoint says it from the first step on.
-    stage = stage_of(run, learning.train_data.documents)
-    write_lineage(model.config, earlier.followed_by(stage))
-    is_divided = run.compute.shard or run.compute.tensor > 1
-    trainer_class = ShardedTrainer if is_divided else Trainer
-    trainer = trainer_class(run, folder, model, learning)
-    if trainer.is_world_process_zero():
-        name, count = type(trainer.model).__name__, trainer.model.num_parameters()
-        logger.info("%s, %s parameters, seed %d", name, f"{count:,}", run.seed)
-    if checkpoint:
-        logger.info("going on from %s", checkpoint)
-    with trainer.stop.handle_signals():
-        with _record_divergence(trainer, folder):
-            ended = trainer.train_from(checkpoint)
-            if ended:
-                trainer.finite.check_weights()
-        if ended and learning.save:
-            save = partial(_save_result, trainer, folder, learning.save)
-            ended = trainer.stop.run_unless_stopped(save, trainer.args)
-        if ended:
-            _save_final_model(trainer, folder)
-        else:
-            logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
+def _end_as_in_training(model: Any, tokenizer: Any) -> None:
+    """Have the texts that a model generates end where those that it is trained on do."""
+    end, generation = tokenizer.eos_token_id, model.generation_config
+    ends = generation.eos_token_id if isinstance(generation.eos_token_id, list) else []
+    if end is not None and end not in (generation.eos_token_id, *ends):
+        others = ends or [each for each in [generation.eos_token_id] if each is not None]
+        generation.eos_token_id = [end, *others]
+        model.config.get_text_config().eos_token_id = end
 
 
 @contextmanager
-def _record_divergence(trainer: Trainer, folder: RunFolder) -> Iterator[None]:
+def _record_divergence(loop: Loop) -> Iterator[None]:
     """Write a record if the block diverges; an earlier record is deleted at its beginning."""
-    is_first = trainer.is_world_process_zero()
-    if is_first:
-        folder.diverged.unlink(missing_ok=True)
+    if loop.is_first:
+        loop.folder.diverged.unlink(missing_ok=True)
     try:
         yield
     except NotFiniteError as error:
-        if is_first:
-            folder.record_divergence(trainer.run.id, trainer.state.global_step, str(error))
+        if loop.is_first:
+            loop.folder.record_divergence(loop.run.id, loop.step, str(error))
         raise
 
 
-def _save_result(trainer: Trainer, folder: RunFolder, save: Save) -> None:
-    measured = save(trainer, folder)
+def _save_result(loop: Loop, save: Save) -> None:
+    measured = save(loop, loop.folder)
     if measured is None:
         return
     solved, problems = measured
-    steps, digest = trainer.state.global_step, prompts_digest(problems)
-    solved = replace(solved, run_id=trainer.run.id, steps_taken=steps, problems=digest)
-    write_atomically(folder.result, solved.to_json())
-    for name, text in trainer.learning.describe(folder).results.items():
+    digest = prompts_digest(problems)
+    solved = replace(solved, run_id=loop.run.id, steps_taken=loop.step, problems=digest)
+    write_atomically(loop.folder.result, solved.to_json())
+    for name, text in loop.learning.describe(loop.folder).results.items():
         logger.info("%s: %s", name, text)
 
 
-def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
+def _save_final_model(loop: Loop) -> None:
     """Save model and tokenizer; delete the last step's checkpoint unless the run asks for any."""
+    run, folder = loop.run, loop.folder
+    merge_lora(loop.model)
+    weights = whole_weights(loop.model)
+    if not loop.is_first:
+        return
     temporary = folder.path / ".final"
-    is_first = trainer.is_world_process_zero()
-    what = f"the final model, {folder.final},"
-    with temporary_folder(temporary, what) if is_first else nullcontext():
-        merge_lora(trainer.model)
-        trainer.accelerator.wait_for_everyone()
-        trainer.save_model(str(temporary))
-        trainer.accelerator.wait_for_everyone()
-        if is_first:
-            write_model_card(temporary, trainer)
-            os.replace(temporary, folder.final)
-    if is_first and not trainer.run.save_every:
-        folder.delete_checkpoint(trainer.run.max_steps)
+    with temporary_folder(temporary, f"the final model, {folder.final},"):
+        loop.write_model(temporary, weights)
+        learnt = loop.learning.describe(folder)
+        card = model_card(run, folder, loop.model, learnt)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+        os.replace(temporary, folder.final)
+    if not run.save_every:
+        folder.delete_checkpoint(run.max_steps)

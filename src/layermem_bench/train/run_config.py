@@ -18,18 +18,23 @@ import yaml
 from layermem_base.files import write_atomically
 from layermem_bench.config.hashing import PACKAGE_FOLDERS, plugin_digest, sources_digest
 from layermem_bench.config.run import Run, to_dict
+from layermem_bench.config.run_identity import differences
 from layermem_bench.results.processor import processor_name
 from layermem_bench.results.run_folder import RunFolder, fields_digest
 from layermem_bench.results.run_folder import check_has_config as check_has_config
 from layermem_bench.results.run_folder import load_run as load_run
 from layermem_bench.results.run_folder import read_config as read_config
 from layermem_bench.results.run_folder import recorded_run as recorded_run
-from layermem_bench.train.checkpoints import config_changes
-from layermem_bench.train.extending import extends, rewind
 
 # Of a digest.
 _DIGITS = 12
-_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+_PACKAGES = ("layermem", "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+
+
+def config_changes(before: Run, now: Run) -> str:
+    """Describe the differences by which two runs are not one run; empty: there are none."""
+    changes = differences(before, now)
+    return "; ".join(f"{name} was {old!r}, is {new!r}" for name, old, new in changes)
 
 
 def check_same_run(folder: RunFolder, run: Run) -> None:
@@ -37,8 +42,7 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
     if changes := config_changes(recorded_run(folder), run):
         raise ValueError(
             f"{folder.path} was begun with another config: {changes}. Choose another --out, go "
-            f"on with it as it is (layermem train {folder.path} --resume), or delete it to start "
-            "over"
+            f"on with it as it is (layermem train {folder.path} --resume), or delete it"
         )
 
 
@@ -46,7 +50,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     """Write the config into a free folder, or check that the folder holds this run.
 
     A folder without rows, checkpoint or result is free, as after a run that was refused. What a
-    resumed run changes of how it is carried out is written; ``about`` stays as it was.
+    resumed run changes of how it is carried out is written.
     """
     ended = folder.final.exists() or folder.result.exists()
     if not (ended or folder.complete_checkpoints() or folder.rows()):
@@ -56,48 +60,46 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     check_has_config(folder)
     if not resume:
         changes = config_changes(recorded_run(folder), run)
-        how = f"layermem train {folder.path} --resume" if changes else "--resume"
         raise FileExistsError(
             f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on with "
-            f"that run ({how}), choose another --out, or delete the folder to start over"
+            f"that run (layermem train {folder.path} --resume), choose another --out, or delete it"
         )
-    recorded = recorded_run(folder)
-    if extends(recorded, run):
-        rewind(folder, recorded, run)
-        about = _with_environment(read_config(folder.config)[1], begins_anew=False)
-        _write(folder, run, {**about, "run_id": run.id})
-        return
     check_same_run(folder, run)
     if not folder.final.exists():
-        then = read_config(folder.config)[1]
-        about = _with_environment(then, begins_anew=not folder.complete_checkpoints())
-        if (recorded, then) != (run, about):
-            _write(folder, run, about)
+        _write(folder, run, _with_environment(folder))
 
 
-def _with_environment(about: Mapping[str, str], *, begins_anew: bool) -> dict[str, str]:
+def _with_environment(folder: RunFolder) -> dict[str, str]:
     """Return what is known of a run that is trained further in this process.
 
     Of versions, code and machines those of all its steps are named: "2.12.0, 2.13.0".
     """
-    environment = describe_environment()
-    if begins_anew:
-        # There may have been a plugin, and be none now.
-        kept = {name: value for name, value in about.items() if name != "plugins"}
-        return {**kept, **environment}
-    found = dict(about)
-    for name, now in environment.items():
+    about, here = read_config(folder.config)[1], describe_environment()
+    if not folder.complete_checkpoints():
+        # It begins anew. There may have been a plugin, and be none now.
+        return {**{name: value for name, value in about.items() if name != "plugins"}, **here}
+    for name, now in here.items():
         then = str(about.get(name, now))
-        found[name] = then if now in (then, *then.split(", ")) else f"{then}, {now}"
-    return found
+        about[name] = then if now in (then, *then.split(", ")) else f"{then}, {now}"
+    return about
 
 
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
-    """Record what fields do not determine, unless it is None, of a run without a checkpoint."""
+    """Record what fields do not determine, unless it is None; raise where a run that goes on from a
+    checkpoint began with other data, weights or another precision."""
+    about = read_config(folder.config)[1]
     if not folder.complete_checkpoints():
-        about = {k: v for k, v in read_config(folder.config)[1].items() if k not in beginning}
-        known = {name: value for name, value in beginning.items() if value is not None}
-        _write(folder, run, {**about, **known})
+        found = {name: value for name, value in {**about, **beginning}.items() if value is not None}
+        _write(folder, run, found)
+        return
+    for name in ("data", "weights", "precision"):
+        then, now = about.get(name), beginning[name]
+        if then != now and None not in (then, now):
+            raise ValueError(
+                f"{folder.path} was begun with other {name} ({then}, now {now}): put back what "
+                f"it was (--compute.precision {about.get('precision')}, --data.revision, the "
+                "files), or begin again in another --out"
+            )
 
 
 def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
@@ -117,7 +119,6 @@ def describe_environment() -> dict[str, str]:
 @cache
 def _environment() -> Mapping[str, str]:
     return {
-        "layermem": _package_version("layermem"),
         "python": platform.python_version(),
         **{name: _package_version(name) for name in _PACKAGES},
         "commit": _commit_of(PACKAGE_FOLDERS),

@@ -1,44 +1,28 @@
-"""What a run's config becomes: a tokenizer, a decoder of ours, and transformers' arguments."""
+"""What a run's config becomes: a tokenizer and a model; and whether it can become them."""
 
-import logging
-import os
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, TrainingArguments
+from transformers import AutoConfig
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.pretrained import check_path, config_from_llama
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
-from layermem.models.tensor_parallel import shares_heads
-from layermem_bench.config.micro_batches import sequences_at_once
-from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
 from layermem_bench.config.run import Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.tasks import registry as tasks
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.optimizer import find_overridden
-from layermem_bench.train.processes import form_group, mesh_shape
-
-logger = logging.getLogger(__name__)
 
 
 def load_run_tokenizer(run: Run) -> Any:
     """Return the tokenizer of the pretrained model, of the task, or of the config."""
     if pretrained := run.model.pretrained or run.host.model:
         check_path(pretrained)
-        try:
-            return load_tokenizer(pretrained, run.host.revision)
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"{pretrained} has no tokenizer that a run can start with ({reason}); "
-                "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-            ) from error
+        return load_tokenizer(pretrained, run.host.revision)
     if run.task.name and run.task.tokenizer is None:
         return tasks.get_task(run.task.name).tokenizer(**run.task.fields())
     return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
@@ -64,11 +48,6 @@ def check_options(variant: str, model: Model) -> DecoderConfig:
     is built, nor are data prepared."""
     entry, fields, sizes = lookup(variant), model.variant_fields(), model.sizes()
     check_names(entry, fields.keys() - BUILT_WITH)
-    if "dtype" in fields:
-        raise ValueError(
-            f"model.options: dtype={fields['dtype']} has no effect on weights, which a run keeps "
-            "in float32; --compute.precision bfloat16 computes in bfloat16"
-        )
     options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
     if repeated := sorted(sizes.keys() & fields):
         raise ValueError(
@@ -109,31 +88,6 @@ def own_options(variant: str, model: Model) -> tuple[str, ...]:
     )
 
 
-def check_sharing(run: Run, config: Any) -> None:
-    """Raise unless ``compute.tensor`` processes can share the heads of a model of this config."""
-    degree = run.compute.tensor
-    if degree == 1:
-        return
-    begin, mend = f"compute.tensor={degree}", "leave it out; --compute.shard shards any model"
-    for name in ("num_key_value_heads", "intermediate_size"):
-        size = getattr(config, name)
-        if size % degree:
-            choices = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-            raise ValueError(
-                f"{begin} does not divide {name}={size}; take one of {choices}, or {mend}"
-            )
-    if not shares_heads(config, lookup(run.variant).variant, degree):
-        raise ValueError(
-            f"{begin}: processes cannot share the heads of {run.variant}, whose layers read all "
-            f"heads at once; {mend}"
-        )
-    if config.attention_dropout:
-        raise ValueError(
-            f"{begin} with attention_dropout={config.attention_dropout}: processes of one seed "
-            f"would drop the same weights of different heads; set it to 0, or {mend}"
-        )
-
-
 def check_router_lr(run: Run) -> None:
     """Raise if a run gives ``optim.router_lr`` and its new model has no parameter for it."""
     if run.optim.router_lr is not None and not adds_parameters(run.variant, run.model):
@@ -172,58 +126,3 @@ def _model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
         "pad_token_id": tokenizer.pad_token_id,
         **run.model.variant_fields(),
     }
-
-
-def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
-    """Translate a run's config into transformers' arguments; form the group of its processes."""
-    compute, optim = run.compute, run.optim
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    copies, shards, _ = mesh_shape(compute, processes)
-    # Processes with sequences of their own.
-    readers = copies * shards
-    micro = sequences_at_once(run, readers)
-    in_bfloat16 = uses_bfloat16(compute.precision)
-    if in_bfloat16 and not torch.cuda.is_available() and not multiplies_bfloat16():
-        logger.warning(
-            "compute.precision=bfloat16: this processor emulates it, which is slower than float32"
-        )
-    form_group(processes, compute.ddp_timeout)
-    args = TrainingArguments(
-        output_dir=str(folder.checkpoints),
-        max_steps=run.max_steps,
-        per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=optim.batch_size // (micro * readers),
-        max_grad_norm=optim.clip,
-        logging_steps=run.log_every,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        eval_strategy="steps",
-        eval_steps=run.eval_every,
-        save_strategy="steps" if run.save_every else "no",
-        save_steps=run.save_every or run.max_steps,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        prediction_loss_only=True,
-        bf16=in_bfloat16,
-        torch_compile=compute.compile,
-        use_cpu=not torch.cuda.is_available(),
-        seed=run.seed,
-        data_seed=run.seed,
-        remove_unused_columns=False,
-        report_to=list(run.track) or "none",
-        run_name=folder.path.name,
-        project=folder.project,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        dataloader_num_workers=run.compute.workers,
-        # Validations come often: their processes would be started each time.
-        dataloader_persistent_workers=run.compute.workers > 0,
-        # Every parameter has a gradient in every step; looking for others takes time.
-        ddp_find_unused_parameters=False,
-        ddp_timeout=compute.ddp_timeout,
-        disable_tqdm=True,
-        log_level="warning",
-    )
-    # With several visible GPUs transformers would use nn.DataParallel, a batch for each GPU.
-    args._n_gpu = min(1, args.n_gpu)
-    return args

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,18 +16,17 @@ from layermem_bench.evals.solving import attempt, evaluate
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.tasks.registry import get_task, vocabulary_and_length
 from layermem_bench.train.learning.text import ProblemDataset, build_problem_datasets
+from layermem_bench.train.loop import Loop
 from layermem_bench.train.run import train
-from layermem_bench.train.trainer import Trainer
 
 TASK = Task(
     name="arithmetic",
     examples=200,
     validation=20,
     test=30,
-    # Strictly held out, there would be too few of so few sums.
     options=(
-        *("operands=2", "operators=+", "operand_max=9", "value_max=20", "trivial=1.0"),
-        "held_out=expression",
+        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
+        "held_out=strict",
     ),
 )
 FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
@@ -50,19 +49,9 @@ def test_the_loss_is_on_the_solution():
     for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
         prompt, solution = (tokenizer(t)["input_ids"] for t in (problem.prompt, problem.solution))
         length = len(prompt) + len(solution) + 1
-        assert ids.tolist() == [
-            *prompt,
-            *solution,
-            tokenizer.eos_token_id,
-            *[tokenizer.pad_token_id] * (len(ids) - length),
-        ]
-        learnt = [*solution, tokenizer.eos_token_id]
-        assert labels.tolist() == [
-            *[-100] * len(prompt),
-            *learnt,
-            *[-100] * (len(ids) - length),
-        ]
-    assert data.length == sum(len(data[i]["input_ids"]) for i in range(5)) / 5
+        learnt, rest = [*solution, tokenizer.eos_token_id], len(ids) - length
+        assert ids.tolist() == [*prompt, *learnt, *[tokenizer.pad_token_id] * rest]
+        assert labels.tolist() == [*[-100] * len(prompt), *learnt, *[-100] * rest]
     with pytest.raises(ValueError, match="needs at least one problem"):
         ProblemDataset([], tokenizer)
 
@@ -86,13 +75,8 @@ def test_of_queries_the_loss_is_on_the_answers():
 
 def test_a_model_of_queries_is_trained_and_read_alike(tmp_path):
     """What is read at the queries is what the loss is on."""
-    few = Task(
-        name="mqar",
-        examples=8,
-        validation=4,
-        test=8,
-        options=("pairs=1", "vocabulary=16", "length=8"),
-    )
+    options = ("pairs=1", "vocabulary=16", "length=8")
+    few = Task(name="mqar", examples=8, validation=4, test=8, options=options)
     run = a_run(
         tmp_path,
         task=few,
@@ -118,46 +102,19 @@ def test_a_model_of_queries_is_trained_and_read_alike(tmp_path):
     result = json.loads(folder.result.read_text())
     assert result["solutions"] not in (None, result["problems"])
     assert result["accuracy"] == sum(sum(row["right"]) for row in rows) / 8
-    assert (result["task"], result["chance"], folder.rows()[-1]["tokens"]) == (
-        "mqar",
-        1,
-        60 * 8 * 9,
-    )
-
-
-def test_splits_and_measures():
-    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
-    few = Task(**FEW)
-    learnt, validating = build_problem_datasets(few, tokenizer)
-    assert (len(learnt), len(validating)) == (30, 5)
-    assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
+    told = result["task"], result["chance"], folder.rows()[-1]["tokens"]
+    assert told == ("mqar", 1, 60 * 8 * 9)
 
 
 def test_the_first_problems_stand_there_as_often_as_asked():
-    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
-    once, validation = build_problem_datasets(Task(**FEW), tokenizer)
-    repeating = Task(**FEW | {"repeated": 4, "repeats": 3})
-    learnt, same = build_problem_datasets(repeating, tokenizer)
-    assert len(learnt) == repeating.sequences == 38
+    few = Task(**FEW)
+    tokenizer = get_task("arithmetic").tokenizer(**few.fields())
+    once, validation = build_problem_datasets(few, tokenizer)
+    assert (len(once), len(validation)) == (30, 5)
+    learnt, same = build_problem_datasets(replace(few, repeated=4, repeats=3), tokenizer)
     assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
-    ids = learnt.identity()
-    assert ids[30:34] == ids[34:] == once.identity()[:4]
+    assert learnt.identity()[30:34] == learnt.identity()[34:] == once.identity()[:4]
     assert same.problems == validation.problems
-
-
-def test_a_file_of_fewer_problems_than_are_repeated_is_refused(tmp_path):
-    """All of them would be repeated, which is as if none were."""
-    definition = get_task("prosqa")
-    records = definition.problems("train", 12, 0, steps=3, nodes=12, statements=15)
-    path = tmp_path / "records.json"
-    path.write_text(json.dumps([asdict(record) for record in records]))
-    task = Task(name="prosqa", examples=90, validation=2, options=(f"train={path}",))
-    tokenizer = definition.tokenizer(**task.fields())
-    assert len(build_problem_datasets(task, tokenizer)[0]) == 12
-    most = replace(task, repeated=11, repeats=2)
-    assert len(build_problem_datasets(most, tokenizer)[0]) == 23
-    with pytest.raises(ValueError, match=r"repeated \(12\) must be fewer than .* which are 12"):
-        build_problem_datasets(replace(task, repeated=12, repeats=2), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +174,7 @@ def test_a_model_whose_test_fails_is_kept(
         train(run, tmp_path / "failed", evaluate=failing)
     folder = RunFolder(tmp_path / "failed")
     assert not folder.final.exists() and not folder.result.exists()
-    monkeypatch.setattr(Trainer, "training_step", None)
+    monkeypatch.setattr(Loop, "train_step", None)
     assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
     assert curve(folder) == curve(whole)
     assert folder.result.read_text() == whole.result.read_text()
@@ -243,12 +200,10 @@ def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
     assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["plain", "lime"])
-def test_it_learns(variant, tmp_path):
+def test_it_learns(tmp_path):
     """Sums below twenty: 30 of them, so what is not seen must be told from what is."""
     run = a_run(
         tmp_path,
-        variant=variant,
         task=Task(**{**TASK.__dict__, "examples": 45, "validation": 5, "test": 5}),
         max_steps=150,
         eval_every=150,
@@ -257,4 +212,4 @@ def test_it_learns(variant, tmp_path):
         compute={"micro_batch": 16},
     )
     rows = train(run, tmp_path / "run").rows()
-    assert rows[0]["loss"] > 2.5 > 0.5 > rows[-2]["loss"]
+    assert rows[0]["loss"] > 2.5 > 0.8 > rows[-2]["loss"]

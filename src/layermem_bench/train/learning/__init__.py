@@ -2,8 +2,6 @@
 
     text        blocks of text; the loss is on every next token
     problems    generated problems of a task; the loss is on the tokens of their solutions
-    labels      records of one or two texts; the loss is on the class of each record
-    questions   questions about a text; the loss is on the first and the last token of the answer
 
 To learn another kind of data, add a file here and a line to ``prepare_learning``.
 """
@@ -16,8 +14,6 @@ from torch import Tensor
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
-from layermem_bench.train.learning.labels import LabelLearning
-from layermem_bench.train.learning.questions import QuestionLearning
 from layermem_bench.train.learning.text import Evaluate, ProblemLearning, TextLearning
 from layermem_bench.train.model_card import Learnt
 from layermem_bench.train.sequences import SequenceDataset
@@ -41,14 +37,9 @@ class Learning(Protocol):
         """The sequences that a validation judges."""
 
     @property
-    def step_loss(self) -> Callable[..., Tensor] | None:
-        """A function from the outputs and labels of a micro-batch to its part of the step's loss;
-        None: the model computes the loss of its tokens itself."""
-
-    @property
     def save(self) -> Save | None:
         """A function that measures the final model of an ended trainer, writes each attempt into
-        the run's folder, and returns the result and each problem or record as a text.
+        the run's folder, and returns the result and each problem as a text.
 
         All processes call it, and the first returns the result. A signal may interrupt it; the
         resumed run calls it again. None: nothing is measured at the end.
@@ -76,10 +67,6 @@ class Learning(Protocol):
 def prepare_learning(run: Run, evaluate: Evaluate | None = None) -> Learning:
     """Return what a run learns, with its tokenizer and data; None as ``evaluate``: the problems of
     a task are not solved."""
-    if run.records.source is not None:
-        if run.records.kind == "question-answering":
-            return QuestionLearning(run)
-        return LabelLearning(run)
     return ProblemLearning(run, evaluate) if run.task.name else TextLearning(run)
 
 

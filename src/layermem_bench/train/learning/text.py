@@ -6,22 +6,22 @@ whatever token stands there. A validation and the end of a run on a task solve o
 Letters: B sequences, T tokens, V words of the vocabulary.
 """
 
-import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
 from layermem.models.card import imports_of
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import lookup
 from layermem_base.files import write_atomically
 from layermem_bench.config.run import Run, Task
-from layermem_bench.data.blocks import Blocks, MixedBlocks
+from layermem_bench.data.blocks import Blocks
 from layermem_bench.data.document_hashes import Sketch
 from layermem_bench.data.preparing import prepare
 from layermem_bench.results.run_folder import RunFolder
@@ -32,9 +32,7 @@ from layermem_bench.train.metrics import validation_row
 from layermem_bench.train.model_card import Learnt, literal
 from layermem_bench.train.sequences import (
     IGNORED,
-    PaddedSequences,
     SequenceDataset,
-    padding_of,
     prompts_digest,
 )
 from layermem_bench.train.setup import build_model, load_run_tokenizer
@@ -63,7 +61,7 @@ def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tenso
 class TextLearning:
     """What a run on text learns: every next token of blocks."""
 
-    step_loss = save = None
+    save = None
     judge = staticmethod(judge_tokens)
     collate = staticmethod(Blocks.collate)
 
@@ -80,8 +78,6 @@ class TextLearning:
     def describe(self, folder: RunFolder) -> Learnt:
         data = self.run.data
         names = ", ".join(filter(None, (data.source, data.subset, data.revision)))
-        if data.mixture:
-            names = ", ".join(f"{share:.3g} {source}" for source, share in data.shares().items())
         return Learnt(
             task="text-generation",
             data=f"{names}; blocks of {data.block_size} tokens",
@@ -91,54 +87,17 @@ class TextLearning:
 
 
 def build_text_datasets(run: Run, tokenizer: Any) -> tuple[SequenceDataset, SequenceDataset]:
-    """Return the training and validation blocks of a run, of one source or of a mixture."""
+    """Return the training and validation blocks of a run."""
     size, isolate = run.data.block_size, run.data.isolate_documents
-    blocks = partial(Blocks, block_size=size, isolate=isolate)
-    if not run.data.mixture:
-        train_tokens, validation_tokens = prepare(run.data, tokenizer)
-        return blocks(train_tokens), blocks(validation_tokens, at_most=run.eval_blocks)
-    splits: dict[str, tuple[Blocks, Blocks]] = {}
-    folders: dict[str, str] = {}
-    for source in run.data.shares():
-        prepared = prepare(run.data.alone(source), tokenizer)
-        # A folder is named by a digest of its text.
-        same = folders.setdefault(prepared[0].path.parent.name, source)
-        if same != source:
-            raise ValueError(f"{same} and {source} of data.mixture hold the same text; name one")
-        try:
-            splits[source] = blocks(prepared[0]), blocks(prepared[1])
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
-    train, validation = ([pair[i] for pair in splits.values()] for i in range(2))
-    shares = list(run.data.shares().values())
-    if run.data.validation:
-        # It is the same for all sources.
-        return MixedBlocks(train, shares), validation[0].first(
-            run.eval_blocks or len(validation[0])
-        )
-    _check_copies(splits)
-    return MixedBlocks(train, shares), MixedBlocks(validation, shares).in_shares(run.eval_blocks)
-
-
-def _check_copies(splits: Mapping[str, tuple[Blocks, Blocks]]) -> None:
-    """Raise where a source of a mixture trains on what another holds out.
-
-    Copies that differ in white space may be split otherwise, and so is a file that is a source by
-    itself, by its parts, and among others as one document.
-    """
-    for (source, (_, held)), (other, (learnt, _)) in itertools.permutations(splits.items(), 2):
-        if held.documents.copies_in(learnt.documents):
-            raise ValueError(
-                f"{other} has documents of {source} too, and would train on some that {source} "
-                "holds out: name one of them, or give --data.validation of other text"
-            )
+    train, validation = prepare(run.data, tokenizer)
+    held_out = Blocks(validation, size, isolate=isolate, at_most=run.eval_blocks)
+    return Blocks(train, size, isolate=isolate), held_out
 
 
 @final
 class ProblemLearning:
     """What a run on a task learns: the solutions of its problems."""
 
-    step_loss = None
     judge = staticmethod(judge_tokens)
 
     def __init__(self, run: Run, evaluate: Evaluate | None) -> None:
@@ -197,7 +156,7 @@ class ProblemLearning:
         """Have the trained model solve the test problems, and write the attempts."""
         assert self.evaluate is not None
         solved, attempts = self.evaluate(trainer.model, self.tokenizer, self.run.task, "test")
-        if not trainer.is_world_process_zero():
+        if not trainer.is_first:
             return None
         rows = [attempt.row() for attempt in attempts]
         write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
@@ -206,8 +165,10 @@ class ProblemLearning:
 
 
 @final
-class ProblemDataset(PaddedSequences):
+class ProblemDataset(Dataset[dict[str, Tensor]]):
     """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
+
+    documents = Sketch.of(())
 
     def __init__(self, problems: Sequence[Problem], tokenizer: Any) -> None:
         if not problems:
@@ -226,12 +187,27 @@ class ProblemDataset(PaddedSequences):
                 ids = [*prompt, *solution, end]
                 labels = [*[IGNORED] * len(prompt), *solution, end]
             items.append({"input_ids": ids, "labels": labels})
-        super().__init__(items, padding_of(tokenizer), has_mask=False)
+        self.items, padding = items, tokenizer.pad_token_id
+        self.padding = end if padding is None else padding
+        self.length = sum(len(item["input_ids"]) for item in items) / len(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: torch.tensor(ids) for name, ids in self.items[index].items()}
+
+    def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Pad to the longest sequence, on the right, where a causal model needs no mask."""
+        return {
+            name: pad_sequence([item[name] for item in items], True, padding)
+            for name, padding in (("input_ids", self.padding), ("labels", IGNORED))
+        }
 
     def identity(self) -> object:
         """Return ids and labels of problems with queries, prompts and solutions of others."""
         if self._queried:
-            return super().identity()
+            return [[list(item[name]) for name in ("input_ids", "labels")] for item in self.items]
         lengths = [item["labels"].count(IGNORED) for item in self.items]
         ids = [item["input_ids"] for item in self.items]
         return [[each[:n], each[n:]] for each, n in zip(ids, lengths, strict=True)]
