@@ -198,7 +198,6 @@ def test_a_run_trains_an_arm_of_a_study(config, tmp_path, monkeypatch):
     # It goes on as what it is, and is another variant's only where that is said.
     cli.main(["train", str(out), "--resume"])
     for wrong, kind in (
-        (["recipe", "--model.options", "router_grain=pair"], "recipe has router_grain=layer, and"),
         (["plain,lime"], "a run trains one variant, got plain,lime"),
         (["all"], "a run trains one variant, got all"),
         (["recipee"], "unknown variant 'recipee'; did you mean recipe[?]"),
@@ -288,27 +287,21 @@ def printed_at(width, table, monkeypatch, capsys):
     return shown
 
 
-def test_a_narrow_terminal_leaves_columns_out_before_it_breaks_names(monkeypatch, capsys):
-    arm, difference = "lime:router=last:router_window=4", "-0.0012 ± 0.0004"
+def test_a_narrow_terminal_cuts_nothing(monkeypatch, capsys):
+    arm = "lime:router=last:router_window=4"
     columns = {
         "": ["1", "2"],
-        "tiny-lm, equal training time": [arm, "plain"],
+        "tiny-lm, equal training time": [arm * 3, "plain"],
         "steps": ["10,000", "9"],
-        "loss": ["1.2345 ± 0.0012", "12.0 ± 0.1"],
-        "against plain": [difference, ""],
         "p (Holm)": ["0.123, within noise", ""],
         "time": ["1.10", "1.00"],
     }
-    table = replace(Table.of_columns(columns, "A caption."), least=("time", "steps"))
-    at_80 = printed_at(80, table, monkeypatch, capsys)
-    assert f" {arm} " in at_80 and "1.2345 ± 0.0012" in at_80 and difference in at_80
-    assert "No room here for: steps, p (Holm), time. A caption." in " ".join(at_80.split())
-    at_100 = printed_at(100, table, monkeypatch, capsys)
-    assert "0.123, within noise" in at_100 and "No room here for: steps, time." in at_100
-    at_140 = printed_at(140, table, monkeypatch, capsys)
-    assert "No room" not in at_140
+    table = Table.of_columns(columns, "A caption.")
+    for width in (60, 140):
+        shown = printed_at(width, table, monkeypatch, capsys)
+        assert "…" not in shown and "10,000" in shown and "A caption." in shown
     # Numbers end at one place, so that their digits stand below each other.
-    _, first, second, *_ = at_140.splitlines()
+    _, first, second, *_ = shown.splitlines()
     assert first.index("10,000") + 6 == second.index("     9") + 6
     assert first.index("1.10") == second.index("1.00")
 
@@ -354,9 +347,9 @@ def test_lists_fit_a_terminal(kind, width, monkeypatch, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= width
     # Nothing is broken inside a word but what is longer than any line of its column.
-    if kind == "variants":
+    if kind == "variants" and width == 100:
         assert any(line.split()[:3] == ["hyper_connections", "stream", "459,584"] for line in shown)
-    if kind == "evals":
+    if kind == "evals" and width == 100:
         assert any("logical_deduction_three_objects" in line and "34.47" in line for line in shown)
 
 

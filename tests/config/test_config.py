@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from layermem_bench.config import host as host_config
+from layermem_bench.config import labels as labels_config
 from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
 from layermem_bench.config.run import Data, Model, Optim, Run, run_from_dict, to_dict
@@ -75,7 +76,7 @@ def test_every_field_has_its_help():
     import inspect
 
     documented = set()
-    source = "".join(map(inspect.getsource, (config, host_config, task_config)))
+    source = "".join(map(inspect.getsource, (config, host_config, labels_config, task_config)))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for statement, following in zip(node.body, node.body[1:], strict=False):

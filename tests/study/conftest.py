@@ -11,8 +11,6 @@ from layermem_bench.study import steps
 from layermem_bench.study.boards import board_of, study_of_variants
 
 SECONDS = {"plain": [1.0, 2.0, 4.0], "lime": [1.1, 2.6, 5.0], "hyper_connections": [0.9, 1.8, 3.6]}
-# One that the system could not measure.
-PEAKS = {"plain": 10_000_000, "lime": 15_000_000, "hyper_connections": None}
 GAIN = {"plain": 0.0, "lime": 0.5, "hyper_connections": 0.0}
 
 
@@ -24,7 +22,7 @@ def loss(run):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Have steps measured with made-up seconds and bytes; return a launcher that records runs.
+    """Have steps measured with made-up seconds; return a launcher that records runs.
 
     ``made_up.timed``: the arms of each measurement of steps.
     """
@@ -36,7 +34,6 @@ def made_up(monkeypatch):
         return {arm: SECONDS[arm] for arm in steps}
 
     monkeypatch.setattr(steps, "time_interleaved", time_interleaved)
-    monkeypatch.setattr(steps, "measure_peak_of", lambda step, _: PEAKS[step.args[0].variant])
     return launcher
 
 

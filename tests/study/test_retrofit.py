@@ -1,8 +1,6 @@
 """`layermem study retrofit`: ways of going on training one model."""
 
 import json
-import pickle
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,11 +12,9 @@ from layermem_bench.config.host import VARIANT
 from layermem_bench.config.run import Host, Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.efficiency.measuring import time_interleaved
-from layermem_bench.report import study as report
-from layermem_bench.results.comparing import lines_of
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.results.study import LOSS, StudyResult
+from layermem_bench.results.study import StudyResult
 from layermem_bench.study import steps
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.hosts import WAYS, study_of_retrofit
@@ -53,108 +49,44 @@ def here(monkeypatch):
         assert all(values[0] > 0 for values in real.values())
         return {way: [SECONDS[way]] * repeats for way in of_arms}
 
-    def peak(make_step, shape):
-        # It reaches the process that measures.
-        make_step = pickle.loads(pickle.dumps(make_step))
-        make_step(shape)()
-        return 100 if make_step.args[0].host.memory == "none" else 110
-
     monkeypatch.setattr(steps, "time_interleaved", made_up)
-    monkeypatch.setattr(steps, "measure_peak_of", peak)
     return use(InThisProcess(), monkeypatch)
 
 
 def arguments(folder, out, *more):
     text = ["--data.source", str(folder / "words.jsonl"), "--data.validation-share", "0.2"]
-    sizes = [
-        "--data.block-size",
-        "24",
-        "--optim.batch-size",
-        "8",
-        "--compute.micro-batch",
-        "4",
-        "--max-steps",
-        "4",
-    ]
+    sizes = ["--data.block-size", "24", "--optim.batch-size", "8", "--compute.micro-batch", "4"]
     rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "1"]
-    rest = [
-        "--compute.precision",
-        "float32",
-        "--data.cache",
-        str(folder / "cache"),
-        "--out",
-        str(out),
-    ]
+    rest = ["--compute.precision", "float32", "--data.cache", str(folder / "cache")]
+    rest += ["--max-steps", "4", "--out", str(out)]
     return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
 
 
-def lines(result, condition):
-    (board,) = result.boards
-    (at,) = (each for each in board.conditions if each.name == condition)
-    of = {line.arm: line for line in lines_of(result, board, at, LOSS)}
-    return {arm.name: (arm, of[arm.name]) for arm in at.arms}
-
-
 @pytest.mark.slow
-def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, capsys, monkeypatch):
+def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, monkeypatch):
     out = tmp_path / "out"
     cli.main(arguments(folder, out))
     result = read_result(StudyResult, out / "studies" / NAME)
     (board,) = result.boards
     # Two rates of three ways, routers alone have one; five ways; at equal time two of them are of
     # another length.
-    assert len(here.begun) == 6 + 5 + 2
-    chosen = dict.fromkeys(("routers", "apart"), 1e-2)
-    chosen |= {tried.arm: tried.chosen for tried in board.tried}
-    assert len(board.tried) == 3 and len(chosen) == 5
-    for tried in board.tried:
-        assert tried.losses[tried.rates.index(tried.chosen)] == min(tried.losses)
-    tokens, time = (lines(result, condition) for condition in ("tokens", "time"))
-    assert {way: arm.steps for way, (arm, _) in tokens.items()} == dict.fromkeys(SECONDS, 4)
-    assert {way: arm.steps for way, (arm, _) in time.items()} == {
-        **dict.fromkeys(SECONDS, 4),
-        "lora": 5,
-        "all": 2,
-    }
-    trained = {way: arm.parameters for way, (arm, _) in tokens.items()}
-    assert trained["plain"] < trained["all"]
-    assert trained["routers"] <= trained["lora"] < trained["plain"]
+    assert len(here.begun) == 6 + 5 + 2 and len(board.tried) == 3
+    tokens, time = ({arm.name: arm for arm in each.arms} for each in board.conditions)
+    assert {way: arm.steps for way, arm in tokens.items()} == dict.fromkeys(SECONDS, 4)
+    assert {way: arm.steps for way, arm in time.items() if arm.steps != 4} == {"lora": 5, "all": 2}
+    trained = {way: arm.parameters for way, arm in tokens.items()}
+    assert trained["routers"] <= trained["lora"] < trained["plain"] < trained["all"]
     assert trained["apart"] == 2 * trained["routers"]
-    for way, (_, line) in tokens.items():
-        assert sorted(line.by_seed) == [0]
-        folder_of_run = RunFolder(out / NAME / f"{way}-lr{chosen[way]:g}-s0")
-        run = recorded_run(folder_of_run)
-        if way in ("routers", "apart"):
-            assert run.host.shares_kv == (way == "routers")
-            assert run.optim.router_lr == chosen[way]
-        else:
-            assert run.optim.lr == chosen[way]
-            # At most the highest rate that routers alone try.
-            assert run.optim.router_lr == (0.01 if way == "all" else None)
-        rows = [row for row in folder_of_run.rows() if "val_loss" in row]
-        assert rows[0]["val_loss"] == board.before
-        assert rows[-1]["val_loss"] == line.by_seed[0]
-    page = report.build(result)
-    assert page.title.startswith("Does layer memory pay")
-    assert (out / "studies" / NAME / "index.html").exists()
-    shown = page.sections[0].tables[0]
-    prices = {row[0]: row[-2:] for row in shown.texts()}
-    assert prices["lora"] == ["0.80", "1.00"] and prices["all"] == ["2.00", "1.10"]
-    assert f"{board.before:.4f}" in " ".join(capsys.readouterr().out.split())
+    for way, arm in tokens.items():
+        run = recorded_run(RunFolder(out / NAME / f"{way}-lr{arm.rate:g}-s0"))
+        of_routers = way in ("routers", "apart")
+        assert run.labels.arm == way and run.host.shares_kv == (way != "apart")
+        assert (run.optim.router_lr if of_routers else run.optim.lr) == arm.rate
+    assert all(run.validations[0].val_loss == board.before for run in result.of(NAME, "tokens"))
     # Nothing is trained again; more seeds train what is missing.
     made_up = use(MadeUp(), monkeypatch)
-    cli.main(arguments(folder, out, "--seeds", "3"))
-    assert sorted(made_up.begun) == sorted(
-        [
-            f"{NAME}/{condition}{way}-lr{chosen[way]:g}-s{seed}"
-            for condition, ways in (("", chosen), ("time/", ("lora", "all")))
-            for way in ways
-            for seed in (1, 2)
-        ]
-    )
-    # Steps of runs of another length are no others, but these runs are.
-    with pytest.raises(SystemExit, match=r"another model, data or sizes|max_steps was 4, is 5"):
-        cli.main(arguments(folder, out, "--max-steps", "5"))
+    cli.main(arguments(folder, out, "--seeds", "2"))
+    assert len(made_up.begun) == 5 + 2 and {run.seed for run in made_up.runs} == {1}
 
 
 def study(**changes):
@@ -164,22 +96,6 @@ def study(**changes):
     return study_of_retrofit(
         **{"base": base, "rates": (1e-4,), "router_rates": (1e-3,), "seeds": (0,), **changes}
     )
-
-
-@pytest.mark.parametrize("lost", ["model", "tokenizer", "text"])
-def test_what_every_run_needs_is_looked_for_first(lost, folder, tmp_path, here):
-    asked, out = arguments(folder, tmp_path / "out"), tmp_path / "out"
-    if lost == "text":
-        asked[asked.index("--data.source") + 1] = str(tmp_path / "nowhere.jsonl")
-    else:
-        asked[2] = str(tmp_path / "llama")
-    if lost == "tokenizer":
-        shutil.copytree(folder / "llama", tmp_path / "llama")
-        for file in (tmp_path / "llama").glob("tokenizer*"):
-            file.unlink()
-    with pytest.raises(SystemExit, match={"model": "llama", "text": "nowhere"}.get(lost, lost)):
-        cli.main(asked)
-    assert here.begun == [] and not list(out.glob("**/*.yaml"))
 
 
 def test_what_each_way_trains():
@@ -215,21 +131,24 @@ def test_routers_have_rates_of_their_own():
     }
 
 
-def test_what_is_asked_wrongly(tmp_path, here):
-    host = study().boards[0].base.host
-    for changes, named in (
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
         ({"rates": ()}, "--rates"),
-        ({"router_rates": ()}, "--router-rates"),
-        ({"rates": (1e-3, 1e-3)}, "0.001, 0.001"),
-        ({"router_rates": (1e-3, 1e-3)}, "0.001, 0.001"),
         ({"router_rates": (0.0,)}, "0.0"),
-        ({"seeds": ()}, "none"),
-        ({"ways": ("plain",)}, "--ways.*plain"),
         ({"ways": ("lora", "all")}, "--ways.*lora.*all"),
-        ({"base": {"host": replace(host, memory="none")}}, "none"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            study(**changes)
+        ({"base": {"host": Host(model="some/model", memory="none", train="all")}}, "none"),
+    ],
+)
+def test_what_is_asked_wrongly(changes, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        study(**changes)
+
+
+def test_what_every_run_needs_is_looked_for_first(tmp_path, here):
+    asked = ["study", "retrofit", str(tmp_path / "nowhere"), "--data.source", "stdlib"]
+    with pytest.raises(SystemExit, match="nowhere"):
+        cli.main([*asked, "--conditions", "tokens", "--out", str(tmp_path)])
     # A model has the sizes of its weights.
     with pytest.raises(ValueError, match="--conditions parameters"):
         carry_out(study(conditions=("parameters",)), tmp_path)

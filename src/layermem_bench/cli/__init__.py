@@ -39,11 +39,11 @@ Train, compare and look inside transformers whose attention reads earlier layers
               of transformers
   prepare     tokenize a text beforehand, by several tasks
   study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
-              retrofit MODEL
+              retrofit MODEL, recipe
   eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
   analyze     what goes on inside a checkpoint: entropy, probes, layouts, routers
   report      one page about recorded runs, or their curves: --figure FILE,
-              or one long table: --export FILE
+              or one long table: --table FILE
   list        presets, variants, tasks, evals, studies
   costs       parameters, FLOPs, time and memory of variants; what a run takes
               on a cluster: --gpus N --device NAME
@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "quickstart": (Quickstart, quickstart),
     "train": (train.Train, train.train),
     "prepare": (Prepare, prepare),
-    "study": (study.AnyStudy, study.study),
+    "study": (study.Carrying, study.study),
     "eval": (Eval, evaluate),
     "analyze": (Analyze, analyze),
     "report": (Report, report),

@@ -1,6 +1,7 @@
 """`layermem quickstart`: the effect in minutes, as a table and a page."""
 
 import logging
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -54,20 +55,9 @@ def quickstart(options: Quickstart, command: str) -> None:
     show(page.table(result))
     logger.info("\n%s\n", page.sentence(result))
     write(page.build(result), out)
-    program, activate = how_to_call(), Path(sys.executable).with_name("activate")
-    logger.info("to go on: %s", page.FURTHER[0].replace("layermem", program, 1))
-    if program != "layermem" and activate.exists():
-        logger.info("after `. %s` the command is layermem", _from_here(activate))
-
-
-def how_to_call() -> str:
-    """Return what calls this program from the shell: its path, where the name is not found."""
-    if shutil.which("layermem"):
-        return "layermem"
-    program = Path(sys.executable).with_name("layermem")
-    return _from_here(program) if program.exists() else f"{sys.executable} -m layermem"
-
-
-def _from_here(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    program = os.path.relpath(Path(sys.executable).with_name("layermem"))
+    called = "layermem" if shutil.which("layermem") else program
+    logger.info("to go on: %s", page.FURTHER[0].replace("layermem", called, 1))
+    if called != "layermem":
+        activate = Path(program).with_name("activate")
+        logger.info("after `. %s` the command is layermem", activate)

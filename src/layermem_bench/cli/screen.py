@@ -3,8 +3,7 @@
 import logging
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,8 @@ if TYPE_CHECKING:
     from layermem_bench.study.estimates import Estimate
 
 logger = logging.getLogger(__name__)
-# Characters of a name that a table leaves on one line, and of another cell.
-_LONGEST_NAME = 40
-_LONGEST_CELL = 30
-# Characters of a line of a header.
-_SHORT_LINE = 10
-# Characters that a column of longer texts is wrapped to at least.
-_SHORTEST_TEXT = 24
+# Characters that a column of longer texts keeps in a terminal.
+_LEAST = 12
 _NUMBER = re.compile(
     r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?"
     r"( ± \d[\d.,]*%?| \([+-]?\d[\d.,]*%? to [+-]?\d[\d.,]*%?\))?"
@@ -76,68 +70,31 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
 
 
 def show(table: "Table") -> None:
-    """Print a page's table, in a terminal without the columns that it has no room for.
-
-    Elsewhere, as in a pipe, it is as wide as it needs.
-    Names and numbers stay whole; long texts are wrapped. A name that is longer than a line is
-    broken over lines: cut, two arms could look alike.
-    """
+    """Print a page's table: in a terminal texts are wrapped, none is cut; elsewhere, as in a pipe,
+    it is as wide as it needs."""
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    console, rows = screen(), table.texts()
-    names = int(not table.header[0])
-    columns = dict(enumerate(zip(*([table.header, *rows]), strict=True)))
-    wraps = console.is_terminal
-    room = {i: _room(column, i == names, wraps=wraps) for i, column in columns.items()}
-    if not wraps:
-        console.width = max(console.width, sum(room.values()))
-    left_out = _without_room(table, room, console.width)
-    printed = RichTable(box=None)
-    for place, (header, *cells) in columns.items():
-        if place not in left_out:
-            longest = max(map(len, cells), default=0)
-            printed.add_column(
-                escape(_header(header, cells) if wraps else header),
-                overflow="fold",
-                no_wrap=longest <= (_LONGEST_NAME if place == names else _LONGEST_CELL),
-                justify="right" if _are_numbers(cells) else "left",
-            )
-    for row in rows:
-        printed.add_row(*(escape(cell) for i, cell in enumerate(row) if i not in left_out))
+    console, printed = screen(), RichTable(box=None)
+    columns = list(zip(table.header, *table.texts(), strict=True))
+    longest = [max(map(len, cells), default=0) for _, *cells in columns]
+    # Short columns stay whole as long as the longer ones have room.
+    rooms = {n: sum(2 + (each if each <= n else _LEAST) for each in longest) for n in longest}
+    for (header, *cells), length in zip(columns, longest, strict=True):
+        printed.add_column(
+            escape(header),
+            overflow="fold",
+            no_wrap=rooms[length] <= console.width,
+            justify="right" if _are_numbers(cells) else "left",
+        )
+    for row in table.texts():
+        printed.add_row(*map(escape, row))
+    if not console.is_terminal:
+        as_wide = console.options.update(width=10_000)
+        console.width = max(console.width, console.measure(printed, options=as_wide).maximum)
     console.print(printed)
-    told = ", ".join(" ".join(table.header[place].split()) for place in sorted(left_out))
-    for line in (f"No room here for: {told}." * bool(told), table.caption):
-        if line:
-            console.print(line, markup=False, highlight=False)
-
-
-def _without_room(table: "Table", room: Mapping[int, int], width: int) -> set[int]:
-    """Return the places of columns without which a table fits: those that it can miss, then those
-    at the right. Names and a column beside them stay."""
-    names, header = int(not table.header[0]), list(table.header)
-    order = [header.index(name) for name in table.least if name in header]
-    order += [place for place in reversed(range(names + 1, len(header))) if place not in order]
-    left_out: set[int] = set()
-    for place in order[:-1]:
-        if sum(each for i, each in room.items() if i not in left_out) > width:
-            left_out.add(place)
-    return left_out
-
-
-def _room(column: Sequence[str], has_names: bool, *, wraps: bool) -> int:
-    """Return the characters that a column needs at least, with those between columns."""
-    header, *cells = column
-    longest = max(map(len, cells), default=0)
-    limit = _LONGEST_NAME if has_names else _LONGEST_CELL
-    lines = _header(header, cells).splitlines() if wraps else [header]
-    return 2 + max(longest if longest <= limit else _SHORTEST_TEXT, *map(len, lines), 0)
-
-
-def _header(header: str, cells: Sequence[str]) -> str:
-    """Return a header in short lines, or in lines as wide as its cells."""
-    widths = [*map(len, cells), *map(len, header.split()), _SHORT_LINE]
-    return textwrap.fill(header, max(widths), break_long_words=False, break_on_hyphens=False)
+    if table.caption:
+        console.print(table.caption, markup=False, highlight=False)
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ import tyro
 
 from layermem_bench import presets
 from layermem_bench.config.host import start_from_host
+from layermem_bench.config.labels import Labels
 from layermem_bench.config.run import Optim, Run, merged
 from layermem_bench.results.run_folder import RunFolder
 
@@ -77,7 +78,11 @@ def resolve_run(options: StartingRun) -> Run:
     _check_has_effect(run, base)
     model = replace(run.model, options=merged(base.model.options, run.model.options))
     task = replace(run.task, options=merged(base.task.options, run.task.options))
-    return replace(run, model=model, task=task)
+    run = replace(run, model=model, task=task)
+    # Another run than the config's, but for the seed, is of no board and arm of its.
+    if run.labels == base.labels and replace(run, seed=base.seed).id != base.id:
+        run = replace(run, labels=Labels())
+    return run
 
 
 def _check_has_effect(run: Run, base: Run) -> None:

@@ -17,6 +17,7 @@ from layermem_base.number_ranges import (
     number,
 )
 from layermem_bench.config.host import Host, check_run
+from layermem_bench.config.labels import Labels
 from layermem_bench.config.named_options import check_options, merged, parse_options
 from layermem_bench.config.run_identity import run_id
 from layermem_bench.config.task import Task
@@ -215,6 +216,8 @@ class Run:
     """Model of transformers to go on training, in place of a decoder of ours."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
+    labels: Labels = field(default_factory=Labels)
+    """What the run is in tables; a study writes them."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -235,6 +238,7 @@ __all__ = [
     "Compute",
     "Data",
     "Host",
+    "Labels",
     "Model",
     "Optim",
     "Run",

@@ -10,16 +10,12 @@ from typing import Any, ClassVar, Literal
 from layermem_bench.results.costs import CostPoint
 from layermem_bench.results.solved import Solved
 
-LOSS = "validation loss"
-RIGHT_ANSWERS = "right answers"
+LOSS, RIGHT_ANSWERS = "validation loss", "right answers"
 EVERY_STEP_RIGHT = "every step right"
 """Names of the metrics that runs are judged by."""
-BY_LEVEL = " by "
-"""Between a metric and the level of problems: "right answers by operands: 4"."""
-BY_LAYER = " by layer: "
-"""Between a quantity and a layer that it is of, which is drawn and in no table."""
-ABOVE_PLAIN = " above plain"
-"""After a quantity as a share of the plain decoder's beyond that: below 0 where it is less."""
+# Within names: "right answers by operands: 4"; a quantity of a layer, which is drawn and in no
+# table; a quantity as a share of the plain decoder's beyond that.
+BY_LEVEL, BY_LAYER, ABOVE_PLAIN = " by ", " by layer: ", " above plain"
 
 Scale = Literal["tiny", "small", "paper"]
 Direction = Literal["higher", "lower", "similar", "equal"]
@@ -30,8 +26,7 @@ Looks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A quantity of one arm, computed from runs or without any: its values by seed; of what is
-    measured by repeat; of what is counted one value."""
+    """A quantity of one arm, computed of runs or without any: its values by seed or repeat."""
 
     metric: str
     arm: str
@@ -59,29 +54,26 @@ METRICS: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TriedRates:
-    """Learning rates that one arm was trained with, on a seed kept for that, and the validation
-    loss at each (None: the run diverged)."""
+    """Learning rates that an arm tried, and the validation loss at each (None: it diverged)."""
 
     arm: str
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
     chosen: float | None
-    """The rate that was taken; None: that is at another weight decay, or the arm diverged at every
-    one."""
+    """The rate that was taken; None: one at another decay, or the arm diverged at every one."""
     decay: float | None = None
     """Weight decay they were tried with; None: no others were tried."""
     right: tuple[float | None, ...] = ()
-    """Right answers at each, where the choice is by these."""
+    """Right answers at each, in records of former studies."""
     own_rates: tuple[float, ...] = ()
     """Learning rate of the parameters that the arm adds, tried with each; empty: none was."""
     own_chosen: float | None = None
-    """The one that was taken with ``chosen``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSteps:
-    """How long a training step of each arm takes, against the first arm's in the same rounds: the
-    median seconds of its steps, and the median over rounds of its time over the first arm's."""
+    """How long a step of each arm takes: the median seconds of its steps, and the median over
+    rounds of its time over the first arm's."""
 
     KIND: ClassVar[str] = "steps"
     VERSION: ClassVar[int] = 1
@@ -99,18 +91,12 @@ class MeasuredSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredMemory:
-    """How much memory a training step of each arm takes, with its model and its optimiser."""
-
-    KIND: ClassVar[str] = "memory"
-    VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem study"
+    """How much memory a step of each arm takes, as earlier studies measured it: peak bytes."""
 
     machine: str
     base: str
     peaks: Mapping[str, int | None]
-    """Arm to the peak bytes; None: the system does not report a peak."""
     arms: Mapping[str, str] = field(default_factory=dict)
-    """As of ``MeasuredSteps``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +141,7 @@ class SettingCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What the runs of some arms share: data, sizes, how they are trained; and what arms are ranked
-    by (``metric``), tried and take."""
+    """What the runs of some arms share, and what these tried and take; ranked by ``metric``."""
 
     name: str
     metric: str
@@ -176,11 +161,8 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """One validation of a run, and what it was trained on before: steps, tokens, closed-form FLOPs.
-
-    The loss is the mean of a token, in nats. Accuracy (the final answer is right) and steps (every
-    step is) are shares of a task's validation problems.
-    """
+    """One validation of a run after so many steps, tokens and closed-form FLOPs: the loss of a
+    token in nats; the shares of problems with a right final answer and with every step right."""
 
     step: int
     val_loss: float
@@ -192,11 +174,8 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run: planned, begun or ended, by its name in the plan or of its folder.
-
-    ``note``: of one that diverged or failed, what was seen. ``about``: versions, commit, machine
-    and command, as recorded.
-    """
+    """One run with its labels: planned, begun or ended. ``note``: of one that diverged or failed,
+    what was seen. ``about``: versions, commit, machine and command, as recorded."""
 
     name: str
     run_id: str
@@ -213,20 +192,15 @@ class RunRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of an ended run that counts: what it is judged by, by name."""
     validations: tuple[Validation, ...] = ()
-    """Of one that counts: its validations with finite numbers, in order."""
     tokens_per_second: float | None = None
     """Median over the run, by wall time; None: not recorded."""
     solved: Solved | None = None
-    """Of an ended run on a task: what it solves of the test set."""
     about: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperNumber:
-    """A number that the paper prints, and in which table, figure or section.
-
-    ``quantity`` is a metric of rows that are of no single board. Shares are between 0 and 1.
-    """
+    """A number that the paper prints, and where; shares are between 0 and 1."""
 
     quantity: str
     arm: str
@@ -272,12 +246,11 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What was seen inside a model, in named panels: what routers read, or where words lie, and
-    which word each point is (``labels``)."""
+    """What was seen inside a model, in named panels: shares [layer, source layer] that routers read
+    ("heatmap"), shares [head, source layer] of each layer ("heads"), or points [x, y] of each layer
+    with the word that each is ("words")."""
 
     kind: Literal["heatmap", "heads", "words"]
-    """"heatmap": shares [layer, source layer]; "heads": shares [head, source layer] of each layer;
-    "words": points [x, y] of each layer."""
     name: str
     panels: Mapping[str, tuple[tuple[float, ...], ...]]
     labels: tuple[int, ...] = ()

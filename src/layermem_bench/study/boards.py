@@ -1,7 +1,7 @@
 """Boards (tiny-lm@64x32) and arms (plain,lime:router=last) by their names, and studies of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,11 @@ from layermem_bench.presets import names as presets
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import plain_parameters, with_parameters
 from layermem_bench.study.recipe import VARIANTS, with_recipe
-from layermem_bench.train.setup import adds_parameters, check_options, check_router_lr
+from layermem_bench.train.setup import adds_parameters, check_options
+
+OTHER_NAMES = {"recall": "mqar"}
+"""Boards that are called otherwise than their presets."""
+_SHAPE = re.compile(r"(?P<layers>[1-9]\d*)x(?P<width>[1-9]\d*)")
 
 
 def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -25,30 +29,29 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     ``recipe:router_grain=pair``.
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
-    depth, arm = 0, ""
-    for name in VARIANTS.keys() & {*list_variants()}:
-        raise ValueError(
-            f"a plugin's variant is called {name}, which stands for {VARIANTS[name]} with the "
-            "fields of layermem.RECIPE here: give the variant another name"
-        )
+    for name in _separated(names):
+        if name == "all":
+            arms |= {each: (each, ()) for each in dict.fromkeys(("plain", *list_variants()))}
+            continue
+        variant, *options = with_recipe(*name.split(":"))
+        fields = Model(options=tuple(options)).variant_fields()
+        check_names(lookup(variant, VARIANTS), fields.keys() - BUILT_WITH)
+        arms[name] = variant, tuple(options)
+    return arms
+
+
+def _separated(names: str) -> Iterator[str]:
+    """Yield what commas outside of brackets separate."""
+    depth, name = 0, ""
     for letter in f"{names},":
         depth += (letter in "[{") - (letter in "]}")
-        if letter != "," or depth:
-            arm += letter
-            continue
-        if arm.strip() in arms:
-            raise ValueError(f"{arm.strip()} is named twice in {names!r}: name an arm once")
-        variant, *options = with_recipe(*arm.strip().split(":"))
-        if variant == "all" and not options:
-            arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *list_variants()))}
+        if letter == "," and depth <= 0:
+            yield name.strip()
+            depth, name = 0, ""
         else:
-            fields = Model(options=tuple(options)).variant_fields()
-            check_names(lookup(variant, VARIANTS), fields.keys() - BUILT_WITH)
-            arms[arm.strip()] = variant, tuple(options)
-        arm = ""
-    if depth:
-        raise ValueError(f"a bracket is open or closed too often in {names!r}")
-    return arms
+            name += letter
+    if name:
+        raise ValueError(f"a bracket is left open in {names!r}")
 
 
 def as_named_arm(run: Run) -> Run:
@@ -58,62 +61,34 @@ def as_named_arm(run: Run) -> Run:
         raise ValueError(
             f"a run trains one variant, got {run.variant}; several are for layermem study"
         )
-    ((variant, options),) = arms.values()
-    named = Model(options=options).variant_fields()
-    for name, value in run.model.variant_fields().items():
-        if named.get(name, value) != value:
-            raise ValueError(
-                f"{run.variant} has {name}={named[name]}, and the options of the model have "
-                f"{name}={value}: keep one (--variant {run.variant.partition(':')[0]}:{name}=...)"
-            )
+    ((name, (variant, options)),) = arms.items()
     model = replace(run.model, options=merged(run.model.options, options))
-    return replace(run, variant=variant, model=model)
+    labels = run.labels if run.labels.arm else replace(run.labels, arm=name)
+    return replace(run, variant=variant, model=model, labels=labels)
 
 
-def arms_of_variants(
-    names: str | Sequence[str], base: Run, *, own_rates: bool = False
-) -> tuple[Arm, ...]:
+def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
     """Return arms for a board of these runs; refuse one that cannot be built at its sizes.
 
-    ``optim.router_lr`` is left out of arms that add no parameters, and refused if none does.
-    ``own_rates``: whether arms are to say if they add some.
+    ``optim.router_lr`` is left out of arms that add no parameters.
     """
-    arms = []
+    arms, first_of = [], dict[tuple[str, str, str], str]()
     asked = parse_arms(names if isinstance(names, str) else ",".join(names))
     for name, (variant, options) in asked.items():
         run = _as_variant(base, variant, options, router_lr=True)
         try:
-            check_options(run.variant, run.model)
+            config = check_options(run.variant, run.model).to_json_string(use_diff=False)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         takes = run.optim.router_lr is None or adds_parameters(run.variant, run.model)
         change = partial(_as_variant, variant=variant, options=options, router_lr=takes)
-        has_own_rate = own_rates and adds_parameters(run.variant, run.model)
-        arms.append(Arm(name=name, change=change, has_own_rate=has_own_rate))
-    _check_differ(arms, base)
-    if base.optim.router_lr is not None and all(
-        arm.change(base).optim.router_lr is None for arm in arms
-    ):
-        check_router_lr(replace(arms[0].change(base), optim=base.optim))
-    return tuple(arms)
-
-
-def _check_differ(arms: Sequence[Arm], base: Run) -> None:
-    """Raise where two arms are one run, whose difference would be found to be none."""
-    named: dict[tuple[str, str, str], str] = {}
-    for arm in arms:
-        run = arm.change(base)
-        # An option may give a field the value that it has anyway.
-        config = check_options(run.variant, run.model).to_json_string(use_diff=False)
+        # An option may give a field the value that it has anyway: two arms would be one run.
         built_with = {k: v for k, v in run.model.variant_fields().items() if k in BUILT_WITH}
-        without = replace(run, model=replace(run.model, options=()))
-        first = named.setdefault((without.id, config, str(built_with)), arm.name)
-        if first != arm.name:
-            of_base = " ".join(base.model.options)
-            raise ValueError(
-                f"{first} and {arm.name} are the same run"
-                f"{of_base and f', with the options of the model ({of_base})'}: name one"
-            )
+        bare = replace(change(base), model=replace(run.model, options=()))
+        if (first := first_of.setdefault((bare.id, config, str(built_with)), name)) != name:
+            raise ValueError(f"{first} and {name} are the same run: name one")
+        arms.append(Arm(name=name, change=change))
+    return tuple(arms)
 
 
 def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: bool) -> Run:
@@ -122,15 +97,63 @@ def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: boo
     return replace(run, variant=variant, model=model, optim=optim)
 
 
-OTHER_NAMES = {"recall": "mqar"}
-"""Boards that are called otherwise than their presets."""
-_SHAPE = re.compile(r"(?P<layers>[1-9]\d*)x(?P<width>[1-9]\d*)")
+def board_of(
+    run: Run,
+    variants: str,
+    rates: Sequence[float] = (),
+    decays: Sequence[float] = (),
+    *,
+    name: str = "",
+    shape: str = "",
+) -> Board:
+    """Return a board of variants; the run's own variant has no effect."""
+    return Board(
+        name=name or run.preset,
+        base=run,
+        arms=arms_of_variants(variants, run),
+        rates=tuple(rates),
+        decays=tuple(decays),
+        shape=shape,
+    )
+
+
+def board_of_one(run: Run, arm: str = "") -> Board:
+    """Return the board of a run whose one arm, of this name, is the run as it is."""
+    arms = (Arm(name=arm or run.labels.arm or run.variant, change=lambda base: base),)
+    return Board(name=run.preset, base=run, arms=arms)
+
+
+def open_boards(names: Sequence[str], variants: str) -> list[Board]:
+    """Return the boards of some names, such as ``tiny-lm@64x32``: 64 layers of width 32.
+
+    Heads keep their width. The mlp of a preset's first shape has the preset's ratio; that of its
+    other shapes is as wide as it takes to have the first one's parameters.
+    """
+    boards, firsts = list[Board](), dict[str, Run]()
+    for name in names:
+        preset, at, shape = name.partition("@")
+        if at and not _SHAPE.fullmatch(shape):
+            raise ValueError(
+                f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
+            )
+        run = get_preset(preset if preset in presets() else OTHER_NAMES.get(preset, preset))
+        if shape:
+            run = reshaped(run, *map(int, shape.split("x")))
+            first = firsts.setdefault(run.preset, run)
+            if run is not first:
+                plain = with_parameters(replace(run, variant="plain"), plain_parameters(first))
+                run = replace(run, model=plain.model)
+        folder = f"{run.preset}-{shape}" if shape else run.preset
+        boards.append(board_of(run, variants, name=folder, shape=shape))
+    return boards
 
 
 def study_of_variants(
     boards: Sequence[Board], seeds: Sequence[int], conditions: Sequence[str]
 ) -> Study:
     """Return the study of some boards."""
+    if not boards:
+        raise ValueError("name at least one board")
     names = [board.name for board in boards]
     arms = [arm.name for arm in boards[0].arms]
     shown = " against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
@@ -141,70 +164,3 @@ def study_of_variants(
         seeds=tuple(seeds),
         conditions=tuple(conditions),
     )
-
-
-def board_of(
-    run: Run,
-    variants: str,
-    rates: Sequence[float] = (),
-    decays: Sequence[float] = (),
-    name: str = "",
-    shape: str = "",
-    trials: int | None = None,
-    own_rates: tuple[float, float] = Board.own_rates,
-) -> Board:
-    """Return a board of variants; the run's own variant has no effect."""
-    return Board(
-        name=name or run.preset,
-        base=run,
-        arms=arms_of_variants(variants, run, own_rates=trials is not None),
-        rates=tuple(rates),
-        decays=tuple(decays),
-        shape=shape,
-        trials=trials,
-        own_rates=own_rates,
-    )
-
-
-def board_of_one(run: Run, arm: str = "") -> Board:
-    """Return the board of a run whose one arm, of this name, is the run as it is."""
-    arms = (Arm(name=arm or run.variant, change=lambda base: base),)
-    return Board(name=run.preset, base=run, arms=arms)
-
-
-def open_boards(
-    names: Sequence[str],
-    variants: str,
-    rates: Sequence[float] = (),
-    decays: Sequence[float] = (),
-    trials: int | None = None,
-    own_rates: tuple[float, float] = Board.own_rates,
-) -> list[Board]:
-    """Return the boards of some names, such as ``tiny-lm@64x32``: 64 layers of width 32.
-
-    Heads keep their width. The mlp of a preset's first shape has the preset's ratio; that of its
-    other shapes is as wide as it takes to have the first one's parameters.
-    """
-    boards: dict[str, Board] = {}
-    firsts: dict[str, Run] = {}
-    for name in names:
-        preset, at, shape = name.partition("@")
-        if at and not _SHAPE.fullmatch(shape):
-            raise ValueError(
-                f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
-            )
-        is_preset = preset in presets()
-        run = get_preset(preset if is_preset else OTHER_NAMES.get(preset, preset))
-        folder = f"{run.preset}-{shape}" if shape else run.preset
-        if folder in boards:
-            raise ValueError(f"boards must differ, got {', '.join(names)}")
-        if shape:
-            run = reshaped(run, *map(int, shape.split("x")))
-            first = firsts.setdefault(run.preset, run)
-            if run is not first:
-                plain = with_parameters(replace(run, variant="plain"), plain_parameters(first))
-                run = replace(run, model=plain.model)
-        boards[folder] = board_of(run, variants, rates, decays, folder, shape, trials, own_rates)
-    if not boards:
-        raise ValueError("name at least one board")
-    return list(boards.values())

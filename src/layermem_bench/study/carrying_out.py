@@ -4,40 +4,28 @@ An arm that diverged at every rate is not trained further. Runs that fail are in
 """
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.run import Run
-from layermem_bench.efficiency.measuring import describe_machine
 from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import recorded_run
-from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
+from layermem_bench.results.study import MeasuredSteps, StudyResult
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.executors import Executor, Launching, executor_of
 from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
-from layermem_bench.study.steps import MEMORY, STEPS, device, measured_memory, measured_steps
+from layermem_bench.study.steps import STEPS, measured_steps
 
 logger = logging.getLogger(__name__)
-# In bytes, of a folder's name on common file systems.
-_LONGEST_NAME = 255
-Measured = tuple[MeasuredSteps | None, MeasuredMemory | None]
-"""What a step of each arm of a board takes; nothing where it was not asked for."""
 
 
 def result_folder(study: Study, out: Path) -> Path:
     """Return where the result of a study is written."""
-    if (length := len(os.fsencode(study.name))) > _LONGEST_NAME:
-        raise ValueError(
-            f"a folder's name has at most {_LONGEST_NAME} bytes, and that of the result would have "
-            f"{length} ({study.name}): name fewer boards"
-        )
     return out / STUDIES / study.name
 
 
@@ -53,71 +41,48 @@ def carry_out(
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
     where they are the same. ``launcher``: None: processes here, one at once.
     """
-    launcher = launcher or executor_of(Launching())
-    trained_elsewhere = launcher.asked.launcher != "local"
-    recorded, file = RecordedRuns(out, runs), result_folder(study, out) / RESULT
+    recorded, folder = RecordedRuns(out, runs), result_folder(study, out)
     check_conditions(study)
     done: dict[str, planning.Done] = {}
-    failures: list[str] = []
+    failures: list[str | None] = []
     for stage in planning.stages(study.boards):
         attempts: planning.Plan = {}
-        measured: dict[str, Measured] = {}
+        steps: dict[str, MeasuredSteps] = {}
         for board in stage:
             if board.prepare is not None:
                 board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
-            measured[board.name] = _measure(study, board, out, trained_elsewhere)
+            if "time" in study.conditions:
+                arms = {arm.name: arm.change(board.base) for arm in board.arms}
+                here = out / board.name
+                steps[board.name] = measured_steps(here / STEPS, board.base, arms, here / "time")
             attempts |= planning.trials(board)
-        if failure := train_planned(attempts, recorded, launcher):
+        launch = launcher or executor_of(Launching())
+        if failure := train_planned(attempts, recorded, launch):
             # The choice would be without a learning rate by accident.
             raise RuntimeError(failure)
         counting: planning.Plan = {}
         for board in stage:
-            done[board.name] = _plan(study, board, recorded, done, measured[board.name])
+            done[board.name] = _plan(study, board, recorded, done, steps.get(board.name))
             counting |= done[board.name].counting
-        if failure := train_planned(counting, recorded, launcher):
-            failures.append(failure)
-    result = gather(study, done, recorded, replaced_result(file), file.parent)
+        failures.append(train_planned(counting, recorded, launch))
+    result = gather(study, done, recorded, replaced_result(folder / RESULT), folder)
     result = replace(result, command=command)
-    write_atomically(file, to_json(result))
-    return result, "; ".join(failures) or None
+    write_atomically(folder / RESULT, to_json(result))
+    return result, "; ".join(filter(None, failures)) or None
 
 
 def check_conditions(study: Study) -> None:
     """Raise where an arm cannot have what a condition asks for: before any training."""
-    asked = [f"equal {each}" for each in ("time", "parameters") if each in study.conditions]
-    for board in study.boards if asked else ():
+    for board in study.boards if {*study.conditions} - {"tokens"} else ():
         if name := unknown_size(board.base):
             raise ValueError(
-                f"{name} is not on this machine, and {' and '.join(asked)} depend on its size: "
+                f"{name} is not on this machine, and equal time and parameters depend on its size: "
                 "fetch it first, as transformers.AutoTokenizer.from_pretrained does (a model: "
                 "AutoModel), or leave --conditions out"
             )
-    wrong = []
-    for board in study.boards if "parameters" in study.conditions else ():
-        for arm in board.arms:
-            try:
-                planning.at_equal_parameters(arm.change(board.base), board.base)
-            except ValueError as error:
-                wrong.append(str(error))
-    if wrong:
-        raise ValueError("; ".join(wrong))
-
-
-def _measure(study: Study, board: Board, out: Path, trained_elsewhere: bool) -> Measured:
-    if "time" not in study.conditions:
-        return None, None
-    arms = {arm.name: arm.change(board.base) for arm in board.arms}
-    folder = out / board.name
-    if trained_elsewhere and not (folder / STEPS).exists():
-        logger.warning(
-            "steps of %s are timed on this machine (%s), and their ratios set the lengths of runs "
-            "that are trained elsewhere: where those machines are of another kind (a GPU), begin "
-            "the study on one of them, or leave time out of --conditions",
-            *(board.name, describe_machine(device())),
-        )
-    steps = measured_steps(folder / STEPS, board.base, arms, folder / "time")
-    return steps, measured_memory(folder / MEMORY, board.base, arms)
+        for arm in board.arms if "parameters" in study.conditions else ():
+            planning.at_equal_parameters(arm.change(board.base), board.base)
 
 
 def _plan(
@@ -125,22 +90,19 @@ def _plan(
     board: Board,
     recorded: RecordedRuns,
     done: Mapping[str, planning.Done],
-    measured: Measured,
+    steps: MeasuredSteps | None,
 ) -> planning.Done:
     """Return the runs that count of a board whose trials are recorded."""
-    steps, memory = measured
     tried = planning.read_trials(board, recorded)
     choices, lost = planning.choices_of(board, tried)
-    choices_before = None
-    if board.starts_from:
-        choices_before = done[board.starts_from.name].choices
-        lost |= done[board.starts_from.name].lost
+    before = done[board.starts_from.name] if board.starts_from else None
+    lost |= before.lost if before else frozenset()
     if len(lost) == len(board.arms):
         raise RuntimeError(
             f"every arm diverged at every learning rate on {board.name}; try lower ones"
         )
     at_tokens = planning.counting_runs(
-        board, study.seeds, choices, recorded.path_of, choices_before
+        board, study.seeds, choices, recorded.path_of, before.choices if before else None
     )
     return planning.Done(
         board=board,
@@ -152,27 +114,24 @@ def _plan(
             for condition in study.conditions
         },
         steps=steps,
-        memory=memory,
     )
 
 
 def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Executor) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
-    if not plan:
-        return None
-    own: dict[str, Run] = {}
+    own = {}
     for name, planned in plan.items():
         folder = recorded.folder_of(name, planned.run)
-        if folder.path != recorded.out / name:
-            continue
-        own[name] = planned.run
-        if folder.config.exists():
-            with naming_damage(folder):
-                recorded_run(folder)
+        if folder.path == recorded.out / name:
+            own[name] = planned.run
+            if folder.config.exists():
+                with naming_damage(folder):
+                    recorded_run(folder)
     if len(own) < len(plan):
         logger.info("%d of %d runs are recorded elsewhere", len(plan) - len(own), len(plan))
     try:
-        train_missing(own, recorded.out, launcher)
+        if own:
+            train_missing(own, recorded.out, launcher)
     except RuntimeError as error:
         return str(error)
     return None

@@ -33,8 +33,6 @@ class Arm:
     """Learning rates that it tries; None: the board's."""
     with_rate: Callable[[Run, float], Run] = with_learning_rate
     """Puts a learning rate into its run."""
-    has_own_rate: bool = False
-    """Whether it adds parameters to the plain decoder, whose learning rate trials try too."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -62,50 +60,26 @@ class Board:
     shape: str = ""
     """LAYERSxWIDTH, where it is a preset in another shape."""
     prepare: Callable[[], None] | None = None
-    """Makes what its runs need, and raises early where something that they need is missing."""
+    """Raises early where something that its runs need is missing."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
         names = [arm.name for arm in self.arms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"{self.name}: arms must be given and differ, got {', '.join(names)}")
-        rates = [("learning rates", self.rates_of(arm)) for arm in self.arms]
-        for what, tried in (*rates, ("weight decays", self.decays)):
-            if len({f"{value:g}" for value in tried}) < len(tried):
-                shown = ", ".join(map(repr, tried))
-                raise ValueError(f"{what} must differ in six digits, got {shown}")
-        if self.trials is not None:
-            self._check_trials()
-        elif self.own_rates != Board.own_rates:
-            low, high = self.own_rates
-            raise ValueError(
-                f"--own-rates {low:g} {high:g} are tried in --trials: say how many trials each arm "
-                "has, or leave --own-rates out"
-            )
-        if self.decays and not any(map(self.rates_of, self.arms)):
+        counts = [len(self.rates_of(arm)) for arm in self.arms]
+        if self.decays and not any(counts):
             raise ValueError("weight decays are tried with learning rates: name some (--rates)")
-
-    def _check_trials(self) -> None:
-        low, high = self.own_rates
-        if low >= high:
-            raise ValueError(f"--own-rates must be lowest and highest, got {low:g} {high:g}")
-        if self.decays:
-            raise ValueError("--trials tries learning rates alone: leave --decays out")
-        if any(len(self.rates_of(arm)) < 2 for arm in self.arms):
+        if self.trials is None:
+            return
+        if min(counts) < 2 or self.decays or self.base.optim.router_lr is not None:
             raise ValueError(
-                "--trials needs the lowest and the highest of --rates to try; for one rate that "
-                "all arms take, leave them out (--trials None)"
+                "--trials tries learning rates between the lowest and the highest of --rates, and "
+                "those of what arms add: name two --rates, and leave --decays and "
+                "--optim.router-lr out; --trials None tries the --rates themselves"
             )
-        ranges = {"--rates": self.rates, "--own-rates": self.own_rates}
-        count = self.trials or 0
-        for option, rates in ranges.items() if count > 1 else ():
-            if rates and len(set(spaced_rates(min(rates), max(rates), count))) < count:
-                raise ValueError(
-                    f"--trials {count} between {min(rates):g} and {max(rates):g} has equal "
-                    f"rates after rounding to two digits: fewer --trials, or wider {option}"
-                )
-        if self.base.optim.router_lr is not None:
-            raise ValueError("--trials tries rates of its own: leave --optim.router-lr out")
+        if self.own_rates[0] >= self.own_rates[1]:
+            raise ValueError(f"--own-rates are the lowest and the highest, got {self.own_rates}")
 
     def rates_of(self, arm: Arm) -> tuple[float, ...]:
         """Return the learning rates that an arm tries."""
@@ -114,13 +88,12 @@ class Board:
     @property
     def metric(self) -> str:
         """Return what arms are ranked by."""
-        return RIGHT_ANSWERS if self.base.task.name else LOSS
+        return metric_of(self.base)
 
 
-def spaced_rates(low: float, high: float, count: int) -> list[float]:
-    """Return rates of two digits from the lowest to the highest, with equal ratios."""
-    ratio = (high / low) ** (1 / (count - 1))
-    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
+def metric_of(run: Run) -> str:
+    """Return what a run and those that are compared with it are ranked by."""
+    return RIGHT_ANSWERS if run.task.name else LOSS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +134,14 @@ class Study(OfPaper):
     observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
     """What is seen of ended runs, or without any; None: what runs are judged by is all."""
     tasks: tuple[str, ...] = ()
-    """Evaluation tasks that models are asked, for which no time is estimated."""
+    """Evaluation tasks that models are asked."""
 
     def __post_init__(self) -> None:
-        if CHOOSING_SEED in self.seeds:
+        if not self.seeds or CHOOSING_SEED in self.seeds:
             raise ValueError(
-                f"seed {CHOOSING_SEED} is kept for choosing learning rates; choose other --seeds"
+                f"--seeds: a study needs some, and {CHOOSING_SEED} is kept for choosing learning "
+                f"rates, got {self.seeds or 'none'}"
             )
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"a study needs different seeds, got {self.seeds or 'none'}")
         if not self.conditions or not set(self.conditions) <= set(ALL_CONDITIONS):
             raise ValueError(
                 f"--conditions must be of {', '.join(ALL_CONDITIONS)}, got "

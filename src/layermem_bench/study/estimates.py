@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layermem.models.registry import lookup
+from layermem_bench.config.labels import Labels
 from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.run import Run
 from layermem_bench.data.sources import open_source
@@ -161,7 +162,9 @@ def estimate_run(run: Run, folders: Sequence[Path] = (Path("runs"),)) -> Estimat
     """Return what one run would take; what training it would refuse is refused."""
     check_can_begin(run)
     board = board_of_one(run)
-    planned = planning.PlannedRun(board=board.name, arm=run.variant, run=run)
+    planned = planning.PlannedRun(
+        run=replace(run, labels=Labels(board=board.name, arm=run.variant))
+    )
     state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
     return _estimate(board, [(planned, state)], folders)
 

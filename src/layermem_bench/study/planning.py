@@ -3,6 +3,8 @@
 BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay (or ownRATE)
 BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
 BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
+
+A condition is a function from a run to a run. Each run carries its labels.
 """
 
 import hashlib
@@ -15,21 +17,18 @@ from typing import Any
 
 from layermem.models.registry import lookup
 from layermem_bench.config.counting import count_parameters
+from layermem_bench.config.labels import Labels
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.model_sizes import model_sizes
-from layermem_bench.results.study import (
-    LOSS,
-    MeasuredMemory,
-    MeasuredSteps,
-    TriedRates,
-)
-from layermem_bench.study.definition import CHOOSING_SEED, Arm, Board, spaced_rates
+from layermem_bench.results.study import LOSS, MeasuredSteps, TriedRates
+from layermem_bench.study.definition import CHOOSING_SEED, Arm, Board
 from layermem_bench.study.records import (
     RecordedRuns,
     check_comparable,
     read_divergence,
     read_metrics,
 )
+from layermem_bench.train.setup import adds_parameters
 
 TOLERANCE = 0.005
 """Share within which parameters are equal."""
@@ -51,13 +50,21 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One run of a study, with its seed."""
+    """One run of a study; its labels say of which board and arm."""
 
-    board: str
-    arm: str
     run: Run
     trial: Tried | None = None
     """What it tries; None: it counts."""
+
+    @property
+    def board(self) -> str:
+        """Return the name of its board."""
+        return self.run.labels.board
+
+    @property
+    def arm(self) -> str:
+        """Return the name of its arm."""
+        return self.run.labels.arm
 
 
 Plan = dict[str, PlannedRun]
@@ -77,17 +84,18 @@ class Done:
     by_condition: Mapping[str, Plan]
     """The runs of all arms, of which lost ones are not trained."""
     steps: MeasuredSteps | None
-    memory: MeasuredMemory | None
 
     @property
     def counting(self) -> Plan:
-        """Return the runs that count and are trained, by name."""
-        return {
-            name: planned
-            for plan in self.by_condition.values()
-            for name, planned in plan.items()
-            if planned.arm not in self.lost
-        }
+        """Return the runs that count and are trained, by name, labelled with their conditions."""
+        plan: Plan = {}
+        for condition, of_condition in self.by_condition.items():
+            for name, planned in of_condition.items():
+                if planned.arm not in self.lost:
+                    labels = plan.get(name, planned).run.labels
+                    labels = replace(labels, conditions=(*labels.conditions, condition))
+                    plan[name] = replace(planned, run=replace(planned.run, labels=labels))
+        return plan
 
 
 def stages(boards: Iterable[Board]) -> list[list[Board]]:
@@ -104,8 +112,7 @@ def trials(board: Board) -> Plan:
         tries = candidates(board, arm)
         for tried in tries if len(tries) > 1 else ():
             run = _run(board, arm, tried, CHOOSING_SEED)
-            planned = PlannedRun(board=board.name, arm=arm.name, run=run, trial=tried)
-            _add(plan, f"{board.name}/rates", tried, planned)
+            _add(plan, f"{board.name}/rates", tried, PlannedRun(run=run, trial=tried))
     return plan
 
 
@@ -118,15 +125,22 @@ def candidates(board: Board, arm: Arm) -> list[Tried]:
     rates = board.rates_of(arm)
     if board.trials is None or not rates:
         return [Tried(rate, decay) for rate in rates for decay in board.decays or (None,)]
-    spaced = spaced_rates(min(rates), max(rates), board.trials)
-    if not arm.has_own_rate:
+    spaced = _spaced(min(rates), max(rates), board.trials)
+    run = arm.change(board.base)
+    if not adds_parameters(run.variant, run.model):
         return [Tried(rate) for rate in spaced]
-    own_rates = spaced_rates(*board.own_rates, board.trials)
+    own_rates = _spaced(*board.own_rates, board.trials)
     # Multiples of the golden ratio spread evenly over the unit interval, and neither rate says
     # anything about the other.
     places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
     ranks = [sorted(places).index(place) for place in places]
     return [Tried(rate, own_rate=own_rates[rank]) for rate, rank in zip(spaced, ranks, strict=True)]
+
+
+def _spaced(low: float, high: float, count: int) -> list[float]:
+    """Return rates of two digits from the lowest to the highest, with equal ratios."""
+    ratio = (high / low) ** (1 / (count - 1))
+    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
 
 
 def counting_runs(
@@ -154,18 +168,14 @@ def counting_runs(
             run = _run(board, arm, tried, seed)
             if pretrained := starts.get((arm.name, seed)):
                 run = replace(run, model=replace(run.model, pretrained=pretrained))
-            _add(plan, board.name, tried, PlannedRun(board=board.name, arm=arm.name, run=run))
+            _add(plan, board.name, tried, PlannedRun(run=run))
     return plan
 
 
 def at_condition(
     condition: str, at_tokens: Plan, board: Board, steps: MeasuredSteps | None
 ) -> Plan:
-    """Return the runs of a condition; those that it does not change are those at equal tokens.
-
-    "time" gives an arm as many steps as take the time of the first arm's, in a schedule of that
-    length. "parameters" makes its mlp so narrow that it has the plain decoder's.
-    """
+    """Return the runs of a condition; those that it does not change are those at equal tokens."""
     plan: Plan = {}
     for name, planned in at_tokens.items():
         run = planned.run
@@ -180,7 +190,8 @@ def at_condition(
 
 
 def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> Run:
-    run = replace(arm.change(board.base), seed=seed)
+    labels = Labels(board=board.name, arm=arm.name)
+    run = replace(arm.change(board.base), seed=seed, labels=labels)
     if tried is None:
         return run
     if tried.decay is not None:
@@ -198,8 +209,8 @@ def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> N
     name = f"{folder}/{name_in_folders(planned.arm)}{rate}-s{planned.run.seed}"
     if name in plan:
         raise ValueError(
-            f"{plan[name].arm} and {planned.arm} would have one folder, {name}; let arms differ in "
-            "more than punctuation"
+            f"{plan[name].arm} and {planned.arm} would have one folder, {name}: let arms and "
+            "--rates differ in more than punctuation and the seventh digit"
         )
     plan[name] = planned
 
@@ -259,38 +270,28 @@ def with_parameters(run: Run, target: int) -> Run:
     )
 
 
-Outcomes = Mapping[Tried, float]
-"""What was tried, to the loss, which is infinite where the run diverged."""
-
-
 def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
     """Return what each arm of a board tried and chose; all trials must be recorded."""
     plan = trials(board)
     folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
     check_comparable(folders.values())
-    outcomes: dict[str, dict[Tried, float]] = {}
+    losses: dict[str, dict[Tried, float]] = {}
     for name, planned in plan.items():
-        # Only a run that diverged is infinitely bad: that a rate is too high for an arm is a
-        # result.
-        outcome = math.inf
-        if read_divergence(folders[name], planned.run.id) is None:
-            outcome = read_metrics(folders[name], planned.run)[LOSS]
+        # That a rate is too high for an arm, so that the run diverges, is a result.
+        is_lost = read_divergence(folders[name], planned.run.id) is not None
+        loss = math.inf if is_lost else read_metrics(folders[name], planned.run)[LOSS]
         if planned.trial is not None:
-            outcomes.setdefault(planned.arm, {})[planned.trial] = outcome
-    told: list[TriedRates] = []
-    for arm, of_arm in outcomes.items():
-        told += tried_rates(arm, of_arm)
-    return tuple(told)
+            losses.setdefault(planned.arm, {})[planned.trial] = loss
+    return tuple(told for arm, of_arm in losses.items() for told in tried_rates(arm, of_arm))
 
 
-def tried_rates(arm: str, outcomes: Outcomes) -> list[TriedRates]:
-    """Return what an arm tried, decay by decay, and its choice, by the lowest loss."""
-    finite = {tried: loss for tried, loss in outcomes.items() if math.isfinite(loss)}
+def tried_rates(arm: str, losses: Mapping[Tried, float]) -> list[TriedRates]:
+    """Return what an arm tried, decay by decay, and its choice: the lowest finite loss."""
+    finite = {tried: loss for tried, loss in losses.items() if math.isfinite(loss)}
     best = min(finite, key=lambda tried: finite[tried], default=None)
-
     told = []
-    for decay in dict.fromkeys(tried.decay for tried in outcomes):
-        of_decay = [tried for tried in outcomes if tried.decay == decay]
+    for decay in dict.fromkeys(tried.decay for tried in losses):
+        of_decay = [tried for tried in losses if tried.decay == decay]
         told.append(
             TriedRates(
                 arm=arm,

@@ -30,19 +30,22 @@ FURTHER = (
 """Commands that go on from here."""
 ACTIVATE = ". .venv/bin/activate"
 """What puts the command layermem on the path, where `make quickstart` has installed it."""
-_BACKGROUND = (
-    "One seed at the paper's learning rate is a demonstration, no evidence: docs/results.md has "
-    "seeds, intervals and a rate chosen for each, with which both solve 6 operands."
-)
-_BEGINNING = (
+_SAID = (
     "A plain decoder and LIMe, 4 layers of width 32, learnt to solve expressions step by step, "
-    "with the same seed, data, order and shared first weights."
+    "with the same seed, data, order and shared first weights. After {steps:,} steps right answers "
+    "are plain decoder {plain:.1%} and LIMe {lime:.1%}; a guess is worth {chance:.1%}. {ahead} One "
+    "seed at the paper's learning rate is a demonstration, no evidence: docs/results.md has seeds, "
+    "intervals and a rate chosen for each, with which both solve 6 operands."
 )
-_SAID = {
+_AHEAD = {
     "lime": "On this seed LIMe has learnt faster.",
     "plain": "On this seed the plain decoder has learnt faster.",
-    None: "Their intervals overlap, so that neither is seen ahead.",
+    "neither": "Their intervals overlap, so that neither is seen ahead.",
 }
+_READING = (
+    "Each row is a layer, each column a layer whose keys and values it reads. A plain decoder "
+    "would have ones on the diagonal and nothing else."
+)
 _FAULTS = {
     "value": "a wrong result",
     "form": "not the expression before it with one operation carried out",
@@ -51,24 +54,18 @@ _FAULTS = {
 }
 # Attempts of each kind that are shown.
 _SHOWN = 3
-Row = Mapping[str, Any]
-"""A line of attempts.jsonl."""
 
 
 def study_of_quickstart(*, seed: int, epochs: int, examples: int, test: int) -> Study:
     """Return the study: half of ``tiny-aet-4`` by default."""
     base = presets.get_preset("tiny-aet-4")
     steps = max(1, epochs * examples // base.optim.batch_size)
-    base = replace(
-        base,
-        max_steps=steps,
-        eval_every=max(1, steps // 12),
-        task=replace(base.task, examples=examples, test=test),
-    )
+    task = replace(base.task, examples=examples, test=test)
+    base = replace(base, max_steps=steps, eval_every=max(1, steps // 12), task=task)
     board = board_of(base, ",".join(NAMES), name="quickstart")
-    study = study_of_variants([board], [seed], ["tokens"])
     sizes = f"{examples:,} expressions of 4 operands, {epochs} epochs"
-    return replace(study, title=f"Arithmetic, with and without layer memory: {sizes}")
+    title = f"Arithmetic, with and without layer memory: {sizes}"
+    return replace(study_of_variants([board], [seed], ["tokens"]), title=title)
 
 
 def table(result: StudyResult) -> Table:
@@ -87,35 +84,22 @@ def table(result: StudyResult) -> Table:
     )
 
 
-def ahead(plain: Solved, lime: Solved) -> str | None:
-    """Return the variant with more right answers; None: the intervals of both overlap."""
-    if lime.interval[0] > plain.interval[1]:
-        return "lime"
-    return "plain" if plain.interval[0] > lime.interval[1] else None
-
-
 def sentence(result: StudyResult) -> str:
     """Say in four sentences what the figures show, and what they do not."""
     runs = _runs(result)
-    solved = {variant: each for variant, (_, each) in runs.items()}
-    shares = " and ".join(f"{NAMES[v]} {each.accuracy:.1%}" for v, each in solved.items())
-    guess = f"a guess is worth {solved['lime'].chance:.1%}"
-    return (
-        f"{_BEGINNING} After {runs['lime'][0].steps:,} steps right answers are {shares}; {guess}. "
-        f"{_SAID[ahead(**solved)]} {_BACKGROUND}"
-    )
+    (run, plain), (_, lime) = runs["plain"], runs["lime"]
+    shares = {"plain": plain.accuracy, "lime": lime.accuracy, "chance": lime.chance}
+    ahead = "neither"
+    if lime.interval[0] > plain.interval[1] or plain.interval[0] > lime.interval[1]:
+        ahead = "lime" if lime.accuracy > plain.accuracy else "plain"
+    return _SAID.format(steps=run.steps, ahead=_AHEAD[ahead], **shares)
 
 
 def build(result: StudyResult) -> Page:
     """Return the page: the study's own, with both models' attempts and what the routers read."""
-    further = [
-        _reading(_runs(result)["lime"][0]),
-        *attempt_sections(result),
-    ]
-    page = report.build(result, further)
+    page = report.build(result, [_reading(_runs(result)["lime"][0]), *attempt_sections(result)])
     last = Section(title="Further", commands=[ACTIVATE, *FURTHER])
-    sections = [_solving(result), *page.sections, last]
-    return replace(page, lead=sentence(result), sections=sections)
+    return replace(page, lead=sentence(result), sections=[_solving(result), *page.sections, last])
 
 
 def _runs(result: StudyResult) -> dict[str, tuple[RunRecord, Solved]]:
@@ -129,21 +113,16 @@ def _runs(result: StudyResult) -> dict[str, tuple[RunRecord, Solved]]:
 
 
 def _solving(result: StudyResult) -> Section:
-    shares = {
-        NAMES[variant]: (solved.interval[0], solved.accuracy, solved.interval[1])
-        for variant, (_, solved) in _runs(result).items()
-    }
-    _, solved = _runs(result)["lime"]
+    shares = {}
+    for arm, (_, solved) in _runs(result).items():
+        shares[NAMES[arm]] = solved.interval[0], solved.accuracy, solved.interval[1]
     bars = Figure(
         svg=figures.bars(shares, up="right answers", chance=solved.chance),
         caption="Right final answers with 95% intervals over expressions, not over seeds. Dotted: "
         "always giving the commonest answer.",
     )
-    return Section(
-        title=f"{solved.count:,} expressions that neither has seen",
-        tables=[table(result)],
-        figures=[bars],
-    )
+    title = f"{solved.count:,} expressions that neither has seen"
+    return Section(title=title, tables=[table(result)], figures=[bars])
 
 
 def _reading(run: RunRecord) -> Section:
@@ -153,50 +132,31 @@ def _reading(run: RunRecord) -> Section:
         caption="Absolute router weights, averaged over heads, each row divided by its sum. Run "
         f"{run.run_id}.",
     )
-    return Section(
-        title="What LIMe's routers learnt to read",
-        paragraphs=[
-            "Each row is a layer, each column a layer whose keys and values it reads. A plain "
-            "decoder would have ones on the diagonal and nothing else."
-        ],
-        figures=[heatmap],
-    )
-
-
-def _read_attempts(run: RunRecord) -> dict[str, Row]:
-    """Return the attempts of a run by their problems."""
-    lines = RunFolder(run.folder).attempts.read_text(encoding="utf-8").splitlines()
-    return {row["prompt"]: row for row in map(json.loads, lines)}
+    title = "What LIMe's routers learnt to read"
+    return Section(title=title, paragraphs=[_READING], figures=[heatmap])
 
 
 def attempt_sections(result: StudyResult) -> list[Section]:
     """Return both models' attempts at the first problems that LIMe solved, and that it failed."""
-    attempts = {variant: _read_attempts(run) for variant, (run, _) in _runs(result).items()}
+    attempts = {}
+    for variant, (run, _) in _runs(result).items():
+        lines = RunFolder(run.folder).attempts.read_text(encoding="utf-8").splitlines()
+        attempts[variant] = {row["prompt"]: row for row in map(json.loads, lines)}
     sections = []
-    for kind, solved in (("solved", True), ("failed", False)):
-        chosen = [row for row in attempts["lime"].values() if row["steps"] is solved][:_SHOWN]
-        shown = [
-            Attempt(
-                problem=row["prompt"],
-                expected=row["solution"],
-                written=[
-                    (NAMES[variant], *_written(of_variant[row["prompt"]]))
-                    for variant, of_variant in attempts.items()
-                ],
-            )
-            for row in chosen
-        ]
-        sections.append(
-            Section(
-                title=f"The first three that LIMe {kind}",
-                paragraphs=[] if chosen else ["There are none."],
-                attempts=shown,
-            )
-        )
+    for kind in ("solved", "failed"):
+        of_kind = [row for row in attempts["lime"].values() if row["steps"] is (kind == "solved")]
+        shown = []
+        for row in of_kind[:_SHOWN]:
+            of_models = {NAMES[v]: of[row["prompt"]] for v, of in attempts.items()}
+            written = [(name, *_written(each)) for name, each in of_models.items()]
+            shown.append(Attempt(problem=row["prompt"], expected=row["solution"], written=written))
+        said = [] if shown else ["There are none."]
+        title = f"The first three that LIMe {kind}"
+        sections.append(Section(title=title, paragraphs=said, attempts=shown))
     return sections
 
 
-def _written(attempt: Row) -> tuple[str, str]:
+def _written(attempt: Mapping[str, Any]) -> tuple[str, str]:
     """Return what a model wrote, and what is wrong with its first wrong step, if any is."""
     # The tokenizer joins with spaces.
     text = attempt["text"].replace("( ", "(").replace(" )", ")") or "(nothing)"

@@ -1,16 +1,14 @@
-"""The study of the recipe: which memory is the best one, at several widths and lengths.
+"""The recipe of layer memory as an arm, and the study of which memory is the best one.
 
 Boards are TEXT-LAYERSxWIDTH-STEPS, `quiet-lm` at another width and length, and `tiny-aet-4`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
 from layermem_bench.config.named_options import merged
-from layermem_bench.config.run import Run
-from layermem_bench.presets import get_preset
-from layermem_bench.study.definition import Study
+from layermem_bench.study.definition import Board
 
 RECIPE = {"router_shares_kv": "false", "router_init": "value_residual", "router_grain": "layer"}
 """``layermem.RECIPE`` as options of an arm."""
@@ -40,70 +38,37 @@ def with_recipe(variant: str, *options: str) -> tuple[str, ...]:
     return "+".join(VARIANTS.get(part, part) for part in parts), *merged(recipe, options)
 
 
-def without_recipe(variant: str, *options: str) -> tuple[str, ...]:
-    """Return variant and options of an arm with the recipe's name for what it stands for."""
-    names = {variant: name for name, variant in VARIANTS.items()}
-    parts, recipe = variant.split("+"), [f"{name}={value}" for name, value in RECIPE.items()]
-    if names.keys().isdisjoint(parts) or not {*recipe} <= {*options}:
-        return variant, *options
-    others = (option for option in options if option not in recipe)
-    return "+".join(names.get(part, part) for part in parts), *others
-
-
-def study_of_recipe(
-    seeds: Sequence[int],
-    conditions: Sequence[str],
-    *,
+def boards_of_recipe(
     variants: str,
     texts: Sequence[tuple[str, str, str | None]],
     widths: Sequence[int],
     lengths: Sequence[int],
+    *,
     arithmetic: bool,
-    rates: Sequence[float],
-    decays: Sequence[float],
-    trials: int | None,
-    own_rates: tuple[float, float],
-) -> Study:
-    """Return the study on boards of each text, width and length, and on arithmetic.
+) -> list[Board]:
+    """Return a board for each text, width and number of steps, and one of arithmetic.
 
     ``texts``: name, source and validation source of each (None: a share of the source).
     """
     # Only here: the command shows the arms without torch.
+    from layermem_bench.efficiency.model_sizes import reshaped
+    from layermem_bench.presets import get_preset
     from layermem_bench.study.boards import board_of
 
-    runs = dict(_of_texts(texts, widths, lengths))
-    if arithmetic:
-        runs[ARITHMETIC] = get_preset(ARITHMETIC)
-    if not runs:
-        raise ValueError("the study needs at least one board: name a --text, or leave --code in")
-    return Study(
-        name="recipe",
-        title="Which layer memory",
-        boards=tuple(
-            board_of(run, variants, rates, decays, name, trials=trials, own_rates=own_rates)
-            for name, run in runs.items()
-        ),
-        seeds=tuple(seeds),
-        conditions=tuple(conditions),
-    )
-
-
-def _of_texts(
-    texts: Sequence[tuple[str, str, str | None]], widths: Sequence[int], lengths: Sequence[int]
-) -> Iterator[tuple[str, Run]]:
-    # Only here, like ``board_of``: it brings in tokenizers and numpy.
-    from layermem_bench.efficiency.model_sizes import reshaped
-
-    base = get_preset("quiet-lm")
+    base, boards = get_preset("quiet-lm"), []
     layers = base.model.num_hidden_layers
     for (name, source, validation), width, steps in product(texts, widths, lengths):
         run = reshaped(base, layers, width)
-        warmup_steps = min(run.optim.warmup_steps, int(steps * _MOST_WARMUP))
         run = replace(
             run,
             max_steps=steps,
             eval_every=steps,
             data=replace(run.data, source=source, validation=validation),
-            optim=replace(run.optim, warmup_steps=warmup_steps),
+            optim=replace(
+                run.optim, warmup_steps=min(run.optim.warmup_steps, int(steps * _MOST_WARMUP))
+            ),
         )
-        yield f"{name}-{layers}x{width}-{steps}", run
+        boards.append(board_of(run, variants, name=f"{name}-{layers}x{width}-{steps}"))
+    if arithmetic:
+        boards.append(board_of(get_preset(ARITHMETIC), variants))
+    return boards

@@ -1,14 +1,12 @@
-"""How long a training step of each arm of a board takes, and how much memory: kept in files.
+"""How long a training step of each arm of a board takes.
 
-Measured times stay, as numbers of steps follow from them; memory of other sizes is measured again.
+The file of measured times stays, as numbers of steps at equal time follow from it.
 """
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,21 +22,18 @@ from layermem_bench.efficiency.measuring import (
     TrainingStep,
     describe_machine,
     make_training_step,
-    measure_peak_of,
-    release_memory,
     step_of,
     time_interleaved,
 )
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.results.files import read_result, to_json
-from layermem_bench.results.study import MeasuredMemory, MeasuredSteps
+from layermem_bench.results.study import MeasuredSteps
 from layermem_bench.tasks.registry import vocabulary_and_length
 from layermem_bench.train.host_models import load_host
 
-STEPS, MEMORY = "steps.json", "memory.json"
-"""Files of a board's folder."""
+STEPS = "steps.json"
+"""File of a board's folder."""
 _ROUNDS = 9
-logger = logging.getLogger(__name__)
 
 
 def make_step(run: Run, shape: Shape) -> TrainingStep:
@@ -97,26 +92,22 @@ def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -
     if file.exists():
         steps = read_steps(file, base, arms, runs)
     else:
-        machine = describe_machine(shape.device)
-        steps = MeasuredSteps(
-            machine=machine, base=base_of_step(base), rounds=_ROUNDS, seconds={}, ratios={}
-        )
+        machine, digest = describe_machine(shape.device), base_of_step(base)
+        steps = MeasuredSteps(machine=machine, base=digest, rounds=_ROUNDS, seconds={}, ratios={})
     missing = [arm for arm in arms if arm not in steps.ratios]
     if not missing:
         return steps
     first = next(iter(arms))
     timed = {arm: run for arm, run in arms.items() if arm in (first, *missing)}
     times = time_steps(timed, shape, _ROUNDS)
+    seconds, ratios, digests = dict(steps.seconds), dict(steps.ratios), dict(steps.arms)
     for arm in missing:
-        ratio = median(a / b for a, b in zip(times[arm], times[first], strict=True))
+        ratios[arm] = median(a / b for a, b in zip(times[arm], times[first], strict=True))
         # Of an arm that joined later, in the seconds of the first measurement.
-        seconds = ratio * steps.seconds[first] if first not in missing else median(times[arm])
-        steps = replace(
-            steps,
-            seconds={**steps.seconds, arm: seconds},
-            ratios={**steps.ratios, arm: ratio},
-            arms={**steps.arms, arm: base_of_step(arms[arm])},
-        )
+        joined = first not in missing
+        seconds[arm] = ratios[arm] * seconds[first] if joined else median(times[arm])
+        digests[arm] = base_of_step(arms[arm])
+    steps = replace(steps, seconds=seconds, ratios=ratios, arms=digests)
     write_atomically(file, to_json(steps))
     return steps
 
@@ -130,35 +121,6 @@ def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, 
         return time_interleaved(steps, rounds, shape.device, warm_up=shape.warm_up)
     finally:
         torch.set_num_threads(threads)
-
-
-def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredMemory:
-    """Return the peak of a step of each arm: as in ``file``, else measured and written there."""
-    shape, digests = shape_of(base), {arm: base_of_step(run) for arm, run in arms.items()}
-    memory = MeasuredMemory(
-        machine=describe_machine(shape.device), base=base_of_step(base), peaks={}
-    )
-    if file.exists():
-        try:
-            known = read_result(MeasuredMemory, file)
-        except ValueError as error:
-            raise ValueError(f"{error}; delete it: it is measured again") from error
-        if (known.machine, known.base) == (memory.machine, memory.base):
-            same = [arm for arm in known.peaks if known.arms.get(arm) in (None, digests.get(arm))]
-            memory = replace(known, peaks={arm: known.peaks[arm] for arm in same})
-    missing = [arm for arm in arms if arm not in memory.peaks]
-    # The models whose steps were timed.
-    release_memory(shape.device)
-    for number, arm in enumerate(missing):
-        logger.info("measuring the memory of a step, arm %d of %d", number + 1, len(missing))
-        peak = measure_peak_of(partial(make_step, arms[arm]), shape)
-        memory = replace(
-            memory,
-            peaks={**memory.peaks, arm: peak},
-            arms={**memory.arms, arm: digests[arm]},
-        )
-        write_atomically(file, to_json(memory))
-    return memory
 
 
 def base_of_step(base: Run) -> str:
@@ -175,11 +137,7 @@ def base_of_step(base: Run) -> str:
 
 def read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
     """Return what was measured; refuse what does not compare with a measurement of today."""
-    again = f"delete it, and {runs} with it, whose runs have the lengths that followed from it"
-    try:
-        steps = read_result(MeasuredSteps, file)
-    except ValueError as error:
-        raise ValueError(f"{error}; {again}: it is measured again") from error
+    steps = read_result(MeasuredSteps, file)
     wanted = {
         "model, data or sizes": (steps.base, base_of_step(base)),
         "first arm": (next(iter(steps.ratios), ""), next(iter(arms))),
@@ -191,7 +149,8 @@ def read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> Me
     for what, (there, here) in wanted.items():
         if there != here:
             raise ValueError(
-                f"{file} was measured with another {what} ({there}, and this is {here}); "
-                f"{again}, to measure again, or choose another --out"
+                f"{file} was measured with another {what} ({there}, and this is {here}): choose "
+                f"another --out, or delete it, and {runs} with it, whose runs have the lengths "
+                "that followed from it"
             )
     return steps
