@@ -38,7 +38,7 @@ def sections(result: EvalResult, suffix: str = "") -> list[Section]:
             title=f"{part.title}{suffix}",
             paragraphs=[part.how],
             tables=[table for name in part.tables for table in _tables(result, name)],
-            figures=[drawn for name in part.tables for drawn in _figures(result, name)],
+            figures=[drawn for name in part.tables for drawn in _forest(result, name)],
         )
         for part in result.parts
     ]
@@ -155,7 +155,7 @@ def _score(score: Score | None, kind: results.Table) -> str:
 
 
 def _over(repeats: Interval) -> str:
-    """Write half the width of an interval over seeds of few-shot examples."""
+    """Write half an interval over seeds of few-shot examples."""
     return f" ± {format_number(repeats.half, True)} over seeds"
 
 
@@ -191,30 +191,17 @@ def _differences(result: EvalResult, name: str) -> Table | None:
     return Table.of_columns(columns, f"{noise} {_OVER_ITEMS}") if rows else None
 
 
-def _figures(result: EvalResult, name: str) -> list[Figure]:
-    """Return forest plots of differences: of arms over seeds, else of models over items."""
-    over, first, (_, drawn) = "seeds", next(iter(result.arms), ""), _over_seeds(result, name)
-    if not drawn:
-        over, first = "items", result.models[0]
-        drawn = {
-            (row.name, model): Interval(
-                mean=each.value,
-                # An end may have been cut at 100%.
-                half=max(abs(end - each.value) for end in each.interval),
-                count=row.scores[model].count or 0,
-            )
-            for row in result.of(name).values()
-            for model, each in row.differences.items()
-            if each.interval
-        }
-    if not drawn:
+def _forest(result: EvalResult, name: str) -> list[Figure]:
+    """Return the forest plot of a table's differences over seeds, where there are some."""
+    _, differences = _over_seeds(result, name)
+    if not differences:
         return []
-    kind = result.tables[name]
-    named = {f"{row}, {other}": difference for (row, other), difference in drawn.items()}
+    kind, first = result.tables[name], next(iter(result.arms))
+    named = {f"{row}, {arm}": difference for (row, arm), difference in differences.items()}
     return [
         Figure(
             svg=figures.forest(named, is_share=kind.is_share, across=f"against {first}"),
-            caption=f"{name}: differences from {first} with 95% intervals over {over}; "
+            caption=f"{name}: differences from {first} with 95% intervals over seeds; "
             f"{kind.better} is better.",
         )
     ]
