@@ -1,24 +1,30 @@
 """What artefacts read off ended runs: two of LIMe and the plain decoder, trained for two steps."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from launchers import InThisProcess, use
 from recorded import an_analysis
 from safetensors.torch import load_file, save_file
 from small_run import a_run
 
 import layermem
+from layermem_bench import cli
 from layermem_bench.analysis import analyze
 from layermem_bench.paper import analysed, costs, evaluated, get_artefact, inspecting
+from layermem_bench.paper import trained as trained_module
 from layermem_bench.paper.artefact import Observing
 from layermem_bench.paper.trained import full_attention, grouped_queries
 from layermem_bench.results.analysis import Layout
 from layermem_bench.results.costs import Measurement
 from layermem_bench.results.eval import Row
-from layermem_bench.results.study import Picture, RunRecord, Validation
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import Picture, RunRecord, StudyResult, Validation
 from layermem_bench.study.definition import Observed
 from layermem_bench.study.records import read_record
 from layermem_bench.train.run import train
@@ -54,6 +60,23 @@ def test_a_figure_of_runs_on_text_has_its_numbers_and_pictures(name, trained, mo
         assert rows[told.quantity, "lime"].by_seed[3] == (0.7 if name == "fig2" else 0.5)
     pictures = [each for each in seen if isinstance(each, Picture)]
     assert len(pictures) == (2 if name in ("fig3", "fig5", "fig9") else 0)
+
+
+def test_two_figures_by_their_commands_share_the_runs_that_are_trained(tmp_path, monkeypatch):
+    small = replace(a_run(tmp_path), preset="tiny-lm", max_steps=4, eval_every=2, save_every=0)
+    monkeypatch.setattr(trained_module, "get_preset", lambda name: small)
+    monkeypatch.setitem(trained_module.TEXT_RATES, "tiny", ())
+    launcher, computed = use(InThisProcess(), monkeypatch), {}
+    for name, quantity in (("fig11", "perplexity"), ("fig9", analysed._SPREAD)):
+        cli.main(["study", f"paper/{name}", "--seeds", "1", "--out", str(tmp_path / "runs")])
+        folder = tmp_path / "runs" / "studies" / "paper" / f"{name}-tiny"
+        result = read_result(StudyResult, folder / "study.json")
+        computed |= {(name, arm): of[0] for arm, of in result.computed(quantity).items()}
+        assert "<svg" in (folder / "index.html").read_text() and len(launcher.begun) == 2
+    rows = RunFolder(tmp_path / "runs" / "tiny-lm" / "lime-s0").rows()
+    last = [row["val_loss"] for row in rows if "val_loss" in row][-1]
+    assert computed["fig11", "lime"] == pytest.approx(math.exp(last))
+    assert computed["fig9", "lime"] != computed["fig9", "lime at its start"] > 0
 
 
 def test_routers_at_their_start_are_those_of_the_run(trained, tmp_path):

@@ -104,7 +104,7 @@ def find_occurrences(
     rarest = min(counts, key=lambda word: counts[word])
     raise ValueError(
         f"{rarest!r} occurs {counts[rarest]} times in {where}, {each} were asked for; give more "
-        f"text, ask for fewer (--each), or for other --words"
+        "text, ask for fewer (--each), or for other --words"
     )
 
 

@@ -53,8 +53,11 @@ _TRAINING_LOSS = (
     "The paper draws training loss; here it is validation loss, at the same steps of both arms."
 )
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
-_SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
-_SAVED_TOKENS = "tokens saved on the way to the higher last loss"
+_SAVED = {
+    across.lower(): f"{across} saved on the way to the higher last loss"
+    for across in ("FLOPs", "tokens")
+}
+_SAVED_FLOPS, _SAVED_TOKENS = _SAVED.values()
 _BY_FLOPS, _BY_TOKENS = (
     Drawing(kind="curves", across=across, up=LOSS) for across in ("flops", "tokens")
 )
@@ -80,7 +83,7 @@ def arithmetic(scale: Scale, operands: int) -> Board:
     return board(get_preset(f"{scale}-aet-{operands}"), rates=ARITHMETIC_RATES[scale])
 
 
-# Figure 4: how LIMe compares at each number of operands.
+# How LIMe compares at each number of operands in figure 4.
 _OPERANDS: dict[int, Direction] = {4: "similar", 5: "higher", 6: "higher"}
 
 
@@ -115,21 +118,17 @@ def _prosqa(scale: Scale) -> Board:
     return board(get_preset(f"{scale}-prosqa"), starts_from=text)
 
 
-def _by_flops(trained: Observing, name: str) -> Iterator[Observed]:
+def _observe_text(trained: Observing, name: str, *savings: str) -> Iterator[Observed]:
+    """Yield perplexities, and what LIMe saves: of ``flops`` and ``tokens`` those that are named."""
     yield from perplexities(trained, name, _PERPLEXITY)
     yield from lower_perplexity(trained, name, _LOWER)
-    yield from saved(trained, name, "flops", _SAVED_FLOPS)
+    for across in savings:
+        yield from saved(trained, name, across, _SAVED[across])
 
 
 def _fig10(trained: Observing) -> Iterator[Observed]:
     name = grouped_queries(trained.scale).name
     yield from losses(trained, name)
-    yield from saved(trained, name, "tokens", _SAVED_TOKENS)
-
-
-def _fig11(trained: Observing) -> Iterator[Observed]:
-    name = full_attention(trained.scale).name
-    yield from _by_flops(trained, name)
     yield from saved(trained, name, "tokens", _SAVED_TOKENS)
 
 
@@ -237,7 +236,9 @@ ARTEFACTS = {
         claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
         "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
         boards=lambda scale: (grouped_queries(scale),),
-        observe=lambda trained: _by_flops(trained, grouped_queries(trained.scale).name),
+        observe=lambda trained: _observe_text(
+            trained, grouped_queries(trained.scale).name, "flops"
+        ),
         numbers=shares(
             "section 1, with GQA", {(_SAVED_FLOPS, "lime"): 0.089, (_LOWER, "lime"): 0.0091}
         ),
@@ -287,7 +288,9 @@ ARTEFACTS = {
         claim="Without grouped queries LIMe converges 15.3% faster in FLOPs, is more data "
         "efficient and ends at a 1.15% lower perplexity (1B).",
         boards=lambda scale: (full_attention(scale),),
-        observe=_fig11,
+        observe=lambda trained: _observe_text(
+            trained, full_attention(trained.scale).name, "flops", "tokens"
+        ),
         numbers=shares("section 1", {(_SAVED_FLOPS, "lime"): 0.153, (_LOWER, "lime"): 0.0115}),
         claims=lambda scale: (
             *claims_of_lime("lower", _PERPLEXITY),
