@@ -8,12 +8,14 @@ layers are in its memory and are not counted.
 
 import argparse
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 
 import layermem
 from layermem_bench import presets
-from layermem_bench.analysis.analyze import DiskRows
 from layermem_bench.analysis.capture import capture, sequences_at_once
 from layermem_bench.analysis.entropy import Standardiser, matrix_entropy
 from layermem_bench.efficiency.measuring import describe_machine, read_memory
@@ -30,16 +32,21 @@ def analyze(model, batches, words):
         for kind in KINDS:
             for layer, array in enumerate(getattr(captured, kind)):
                 standardisers.setdefault((kind, layer), Standardiser()).add(array[captured.mask])
-    with DiskRows() as stored:
+    with TemporaryDirectory() as folder:
+        stored, count = {}, 0
         for captured in capture(model, [ids] * batches, kinds=KINDS):
             for (kind, layer), standardiser in standardisers.items():
                 array = getattr(captured, kind)[layer]
                 for tokens in array:
                     matrix_entropy(standardiser.standardise(tokens))
+                if (kind, layer) not in stored:
+                    shape, file = (words, array.shape[-1]), Path(folder, f"{kind}-{layer}")
+                    stored[kind, layer] = np.memmap(file, np.float32, "w+", shape=shape)
                 for word in range(words // batches):
-                    stored.append((kind, layer), array[word % rows, word % TOKENS])
-        for key in standardisers:
-            stored.read(key)
+                    stored[kind, layer][count + word] = array[word % rows, word % TOKENS]
+            count += words // batches
+        for vectors in stored.values():
+            vectors.sum()
 
 
 def main():

@@ -35,27 +35,24 @@ def main() -> None:
 
 def read_records(folder: Path) -> list[Record]:
     """Return the records of the GPU benchmark in a folder; refuse those that say nothing."""
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record.get("benchmark") != "gpu":
-            continue
+    records = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))
+    ]
+    records = [record for record in records if record.get("benchmark") == "gpu"]
+    for record in records:
+        device = record["machine"]["device"]
         if record["smoke"]:
-            raise SystemExit(f"{path} is of a smoke run, whose figures say nothing: remove it")
+            raise SystemExit(f"the record of {device} is of a smoke run, which says nothing")
         check = record["sections"].get("check", {"rows": {}, "failed": {}})
         if check["failed"] or not check["rows"]:
-            raise SystemExit(f"{path} has speeds whose check has not passed: run benchmarks/gpu.sh")
-        records.append(record)
+            raise SystemExit(f"the record of {device} has speeds whose check has not passed")
     return records
 
 
 def fill_page(text: str, figures: str) -> str:
     """Return the page with ``figures`` between its two marks."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{PAGE} must have one line {BEGIN!r} and one {END!r}")
     before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+    return f"{before}{BEGIN}\n{figures}\n{END}{rest.partition(END)[2]}"
 
 
 def render(records: Sequence[Record]) -> str:
@@ -81,19 +78,13 @@ def _render_record(record: Record) -> str:
 
 
 def _render_table(rows: Mapping[str, Record]) -> str:
-    """Return a table with a row for each row, and the columns that any of them has."""
-    columns: dict[str, None] = {}
-    for row in rows.values():
-        columns |= dict.fromkeys([*row["figures"], *row.get("failed", {})])
-    # What was measured in no row has no column.
-    columns = {c: None for c in columns if any(c in row["figures"] for row in rows.values())}
-    if len(columns) > len(rows) and len(rows) == 1:
+    """Return a table with a row for each row, and the columns that were measured in any of them."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row["figures"]))
+    lines = [["", *columns]]
+    lines += [[name, *(_render_cell(row, c) for c in columns)] for name, row in rows.items()]
+    if len(rows) == 1 < len(columns):
         # The many forms of the family, below each other.
-        (name, row), *_ = rows.items()
-        lines = [["", name], *([column, _render_cell(row, column)] for column in columns)]
-    else:
-        cells = [[name, *(_render_cell(row, c) for c in columns)] for name, row in rows.items()]
-        lines = [["", *columns], *cells]
+        lines = [list(cells) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

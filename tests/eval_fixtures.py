@@ -1,4 +1,4 @@
-"""Items of our own for every evaluation task, in the fields that the hub's data sets have.
+"""Small models, and items of our own for every evaluation task, in the hub's fields.
 
 Their texts have what prompts are made of wrongly: quotation marks, brackets, doubled spaces,
 apostrophes, letters beyond ASCII.
@@ -7,11 +7,21 @@ apostrophes, letters beyond ASCII.
 import random
 import re
 
+from tiny import TINY, make
+
+from layermem.models.registry import lookup
 from layermem_bench.evals.task_catalog import TASKS
 
 TEXT = """the river's stone [title] [edge] “old”  café said "no" it's a über-long  wooden bridge
 near seven small houses where people sell bread and salt"""
 WORDS = re.split(r"[ \n]", TEXT)
+
+
+def our_model(name="lime", longest=64):
+    """Return a model of random weights that reads bytes."""
+    entry = lookup(name)
+    sizes = {**TINY, "vocab_size": 257, "max_position_embeddings": longest}
+    return make(entry.causal_lm, entry.config(**sizes))
 
 
 def phrase(draw, count=6):
@@ -47,9 +57,9 @@ def _hellaswag(draw, number):
 def _copa(draw, number):
     return {
         "premise": f"{phrase(draw)} {number}. ",
+        "question": draw.choice(["cause", "effect"]),
         "choice1": f"{phrase(draw, 4)}.",
         "choice2": f"{phrase(draw, 4)}!",
-        "question": draw.choice(["cause", "effect"]),
         "label": draw.randrange(2),
     }
 
@@ -75,20 +85,12 @@ def _wic(draw, number):
     }
 
 
-def _qnli(draw, number):
-    return {
-        "question": f"{phrase(draw)} {number}?",
-        "sentence": f"{phrase(draw)}.",
-        "label": draw.randrange(2),
-    }
+def _glue(*names):
+    def make(draw, number):
+        first, second = f"{phrase(draw)} {number}?", f"{phrase(draw)}."
+        return {names[0]: first, names[1]: second, "label": draw.randrange(2)}
 
-
-def _wnli(draw, number):
-    return {
-        "sentence1": f"{phrase(draw)} {number}.",
-        "sentence2": f"{phrase(draw)}.",
-        "label": draw.randrange(2),
-    }
+    return make
 
 
 def _bigbench(draw, number):
@@ -107,8 +109,8 @@ MAKERS = {
     "copa": _copa,
     "multirc": _multirc,
     "wic": _wic,
-    "qnli": _qnli,
-    "wnli": _wnli,
+    "qnli": _glue("question", "sentence"),
+    "wnli": _glue("sentence1", "sentence2"),
     "bigbench": _bigbench,
 }
 
@@ -117,8 +119,9 @@ def docs(name, count=12):
     """Return items of a task by split, always the same ones."""
     task = TASKS[name]
     draw = random.Random(f"items of {name}")
-    make = MAKERS[task.schema]
+    make = MAKERS.get(task.stem) or MAKERS[task.schema]
+    splits = ("default",) if task.split == "default" else ("train", task.split)
     return {
         split: [make(draw, 100 * at + number) for number in range(count)]
-        for at, split in enumerate(task.splits)
+        for at, split in enumerate(splits)
     }

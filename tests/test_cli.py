@@ -107,7 +107,7 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
     asked = ["eval", run, "--tasks", "prosqa", "--task-options", f"test{mixed}"]
     # Whatever is given in place of the file that was learnt.
     for more in ([], ["train=null"], [f"train{new}"]):
-        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems of .*mixed.json"):
+        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems"):
             cli.main([*asked, *more])
     for fine in ([f"test{new}"], ["test=null"]):
         with pytest.raises(Interrupted):
@@ -405,10 +405,6 @@ def test_tasks_are_shown(capsys):
         cli.main(["list", "tasks", "arithmetic", "--task-options", "operand=3"])
     with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
         cli.main(["list", "tasks", "prosqa", "--task-options", "nodes=many"])
-    for task, option in (("mqar", "length=1000000000"), ("arithmetic", "value_max=1e400")):
-        name, _, value = option.partition("=")
-        with pytest.raises(SystemExit, match=rf"{name} must be .* 100,000, got {value}$"):
-            cli.main(["list", "tasks", task, "--task-options", option])
 
 
 def test_costs_are_the_papers(capsys):

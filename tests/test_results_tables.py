@@ -8,16 +8,8 @@ import results_tables as script
 from made_up import a_comparison, a_result
 
 from layermem_bench.paper import names
-from layermem_bench.results.eval import EvalOptions, EvalResult, Part, Row, Score
-from layermem_bench.results.eval import Table as EvalTable
 from layermem_bench.results.files import to_json
-from layermem_bench.results.intervals import p_value, paired
-from layermem_bench.results.study import (
-    MeasuredSteps,
-    Metric,
-    PaperNumber,
-    RunRecord,
-)
+from layermem_bench.results.study import PaperNumber, RunRecord
 
 # Of three pairs: held up by p < 0.05, undone by Holm among two claims, within noise.
 SURE, FAIR, NOISE = (-0.5, -0.51, -0.52), (-0.5, -0.9, -0.7), (-0.5, 0.5, 0.1)
@@ -149,37 +141,10 @@ def test_verdicts_are_counted_by_artefact(tmp_path):
     assert sorted(name for of_kind in script.KINDS.values() for name in of_kind) == sorted(names())
 
 
-def test_numbers_of_an_artefact_are_shown_by_quantity(tmp_path):
-    values = {
-        "time, eager": {"plain": (0.0, 0.0), "lime": (0.05, 0.05)},
-        "memory, eager": {"plain": (0.0, 0.0)},
-    }
-    papers = tuple(
-        PaperNumber(quantity=name, arm="lime", value=0.01, where="Table 9", is_share=True)
-        for name in ("time, eager", "time, compiled")
-    )
-    metrics = dict.fromkeys((*values, "time, compiled"), Metric(is_share=True))
-    made = a_result(values, seeds=(0, 1), name="table9", papers=papers, metrics=metrics)
-    # Their order in the file is by arm.
-    made = replace(made, rows=tuple(sorted(made.rows, key=lambda row: row.arm, reverse=True)))
-    write(tmp_path / "artefacts" / "table9-tiny.json", made)
-    header, *shown = script.rows_of("table9-tiny", "numbers", tmp_path)
-    assert header == ["", "arm", "paper", "here"]
-    assert [line[:3] for line in shown] == [
-        ["time, eager", "`plain`", ""],
-        ["time, eager", "`lime`", "1.00%"],
-        ["memory, eager", "`plain`", ""],
-    ]
-    page = script.with_tables("<!-- table9-tiny: numbers: memory -->\n", tmp_path)
-    assert "| memory, eager | `plain` | 0.0% ± 0.0% |" in page and "time" not in page
-    with pytest.raises(SystemExit, match="'compiled'"):
-        script.rows_of("table9-tiny", "numbers: compiled", tmp_path)
-
-
 SHARES = {"plain": (0.3, 0.4), "lime": (0.5, 0.6), "mudd": (0.3, 0.5)}
 
 
-def test_a_table_is_written_from_its_record(tmp_path):
+def test_a_table_is_written_in_the_place_of_the_old_one(tmp_path):
     made = a_comparison(SHARES, metric="right answers", conditions=("recorded",))
     write(tmp_path / "made-up.json", made)
     before = "# Results\n\n<!-- made-up: right answers -->\n| old |\n| --- |\n\nMore.\n"
@@ -187,14 +152,26 @@ def test_a_table_is_written_from_its_record(tmp_path):
     # Two seeds: 12.706 times half their distance; a difference that is always the same has none.
     assert "| `plain` | 35% (0% to 99%) |" in page
     # Its p-value is that of two equal signs, 0.5, as is mudd's by t; of two such, Holm's are 1.
-    assert re.search(
-        r"\| `lime` \| 55% \(0% to 100%\) \| \+20\.0% ± 0\.0% \| 1\.000, within noise", page
-    )
-    assert re.search(r"\| `mudd` \| 40% \(0% to 100%\) \| \+5% ± 64% \| 1\.000, within noise", page)
+    assert "| `lime` | 55% (0% to 100%) | +20.0% ± 0.0% | 1.000, within noise" in page
+    assert "| `mudd` | 40% (0% to 100%) | +5% ± 64% | 1.000, within noise" in page
     assert "| old |" not in page and page.endswith("\n\nMore.\n")
     assert script.with_tables(page, tmp_path) == page
-    with pytest.raises(SystemExit, match="made-up.*'taste'.*right answers"):
-        script.rows_of("made-up", "taste", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "tiny-lm-gqa: taste",
+        "study-tiny-lm: three, all conditions",
+        "tiny-lm-4x-perplexity: right pairs over seeds",
+        "table9-tiny: numbers: compilation",
+        # One is of the paper's tasks, the other of pairs.
+        "half-tasks-plain + half-blimp-heads: right pairs over seeds: all",
+    ],
+)
+def test_what_no_record_has_is_refused(mark):
+    with pytest.raises(SystemExit, match=re.split("[: ]", mark)[0]):
+        script.with_tables(f"<!-- {mark} -->\n")
 
 
 def test_runs_that_have_not_ended_are_in_no_table(tmp_path):
@@ -207,101 +184,3 @@ def test_runs_that_have_not_ended_are_in_no_table(tmp_path):
     write(tmp_path / "early.json", replace(made, runs=(lost, *made.runs[1:])))
     page = script.with_tables("<!-- early: right answers -->\n", tmp_path)
     assert "diverged: seed 0" in page
-
-
-def test_conditions_stand_side_by_side(tmp_path):
-    losses = {"plain": (2.0, 2.5, 2.25), "lime": (1.5, 1.75, 1.625)}
-    made = a_comparison(losses, boards=("one", "two"), conditions=("tokens", "time"))
-    one, two = made.boards
-    steps = MeasuredSteps(
-        machine="", base="", rounds=1, seconds={}, ratios={"plain": 1.0, "lime": 1.25}
-    )
-    write(tmp_path / "two.json", replace(made, boards=(replace(one, steps=steps), two)))
-    header, lime, plain = script.rows_of("two", "one, all conditions", tmp_path)
-    against = "against plain, equal tokens"
-    assert header == ["arm", "validation loss", against, "equal training time", "time"]
-    p = p_value(paired(losses["lime"], losses["plain"]))
-    assert lime == ["`lime`", "1.62 ± 0.31", *[f"-0.62 ± 0.31 (p = {p:.3f})"] * 2, "1.25"]
-    assert plain == ["`plain`", "2.25 ± 0.62", "", "", "1.00"]
-    page = script.with_tables("<!-- two: two, all conditions -->\n", tmp_path)
-    assert script.with_tables(page, tmp_path) == page and "| 1.25 |" not in page
-    with pytest.raises(SystemExit, match="'three, all conditions'.*one, all conditions"):
-        script.with_tables("<!-- two: three, all conditions -->\n", tmp_path)
-    # One board needs no name.
-    write(tmp_path / "alone.json", replace(made, boards=(two,)))
-    assert len(script.rows_of("alone", "all conditions", tmp_path)) == 3
-
-
-def test_several_records_are_one_table(tmp_path):
-    first = a_comparison(SHARES, metric="right answers", conditions=("recorded",))
-    second = {"mudd": (0.2, 0.4), "lime": (0.5, 0.8)}
-    second = a_comparison(second, metric="right answers", conditions=("recorded",))
-    write(tmp_path / "of-2-layers.json", first)
-    write(tmp_path / "of-4-layers.json", second)
-    joined = "of-2-layers + of-4-layers"
-    header, *rows = script.rows_of(joined, "right answers", tmp_path)
-    assert header == ["", "arm", "right answers", "against the first arm", "p (Holm)"]
-    assert [row[:2] for row in rows] == [
-        *(["2 layers", f"`{arm}`"] for arm in ("lime", "mudd", "plain")),
-        *(["4 layers", f"`{arm}`"] for arm in ("lime", "mudd")),
-    ]
-    page = script.with_tables(f"<!-- {joined}: right answers -->\n", tmp_path)
-    assert "| 4 layers | `lime` | 65% (0% to 100%) | +35% ± 64% |" in page
-    assert script.with_tables(page, tmp_path) == page
-
-
-def an_evaluation(means, arms, count=100):
-    rows = tuple(
-        Row(
-            table="loss", name=name, is_comparable=name != "nats per word",
-            scores={m: Score(value=v, count=count) for m, v in means.items()},
-        )
-        for name in ("nats per word", "nats per token")
-    )  # fmt: skip
-    return EvalResult(
-        command="layermem eval p-s0 p-s1", options=EvalOptions(tasks=("ppl=a",)),
-        models=tuple(means), arms=arms,
-        parts=(
-            Part(
-                title="", how="", rows=rows,
-                tables={"loss": EvalTable(better="lower", is_share=False)},
-            ),
-        ),
-    )  # fmt: skip
-
-
-MEANS = {"p-s0": 2.0, "p-s1": 3.0, "l-s0": 1.0, "l-s1": 2.5}
-
-
-def test_evaluations_over_seeds_are_tables(tmp_path):
-    measured = an_evaluation(MEANS, {"plain": ("p-s0", "p-s1"), "lime": ("l-s0", "l-s1")})
-    write(tmp_path / "late.json", measured)
-    page = script.with_tables("<!-- late: loss over seeds -->\n", tmp_path)
-    assert "| loss | plain | lime | lime against plain |" in page
-    assert "| nats per token | 2.5 ± 6.4 | 1.8 ± 9.5 | -0.8 ± 3.2 (p = 0.205) |" in page
-    assert script.with_tables(page, tmp_path) == page
-    write(tmp_path / "alone.json", replace(measured, arms={}))
-    for name, table in (("alone", "loss"), ("late", "right pairs")):
-        with pytest.raises(SystemExit, match=f"{name} has no '{table} over seeds'"):
-            script.with_tables(f"<!-- {name}: {table} over seeds -->\n", tmp_path)
-
-
-def test_evaluations_of_one_arm_each_are_one_table(tmp_path):
-    def write_arm(name, *models, count=100, **changes):
-        made = an_evaluation({m: MEANS[m] for m in models}, {"lime": models}, count)
-        write(tmp_path / f"loss-{name}.json", replace(made, **changes))
-
-    write_arm("whole", "p-s0", "p-s1")
-    write_arm("half", "l-s0", "l-s1")
-    mark = "<!-- loss-whole + loss-half: loss over seeds: nats per token -->\n"
-    page = script.with_tables(mark, tmp_path)
-    assert "| arm | nats per token | nats per token, against whole |" in page
-    assert "| `whole` | 2.5 ± 6.4 |  |" in page
-    assert "| `half` | 1.8 ± 9.5 | -0.8 ± 3.2 (p = 0.205) |" in page
-    assert script.with_tables(page, tmp_path) == page
-    write_arm("half", "l-s0", "l-s1", options=EvalOptions(tasks=("ppl=b",)))
-    with pytest.raises(SystemExit, match="loss-half is no evaluation of one arm like that"):
-        script.with_tables(mark, tmp_path)
-    write_arm("half", "p-s1", "l-s0")
-    with pytest.raises(SystemExit, match="not of the same seeds"):
-        script.with_tables(mark, tmp_path)

@@ -1,6 +1,5 @@
-"""Test that checkpoints that cannot be analyzed, or not side by side, are refused."""
+"""Checkpoints that commands take: runs, saved models, adapters; and what is refused of them."""
 
-import json
 import shutil
 
 import pytest
@@ -10,129 +9,120 @@ from host_models import DECODERS, ENCODERS, make_host, shake_routers
 from safetensors.torch import load_file, save_file
 from small_run import a_run
 from tiny import TINY
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem.retrofit import attach
-from layermem_bench import cli
-from layermem_bench.analysis import checkpoints
-from layermem_bench.analysis.checkpoints import Checkpoint, load_final, load_model
-from layermem_bench.analysis.earlier_stages import (
-    Lineage,
-    stage_of,
-    write_lineage,
+from layermem.retrofit import attach, router_parameters, save_routers
+from layermem_bench.analysis.checkpoints import (
+    Checkpoint,
+    load_final,
+    load_model,
+    open_checkpoints,
 )
-from layermem_bench.config.run import Task
-from layermem_bench.data.document_hashes import Sketch
+from layermem_bench.analysis.earlier_stages import Lineage, Stage, write_lineage
+from layermem_bench.config.run import Data
 from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals.benchmarks import checkpoint_digest
 from layermem_bench.tasks.registry import get_task
 from layermem_bench.train.run import train
 
-SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return train(a_run(folder, max_steps=2), folder / "lime").path
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("analyze")
-
-
-@pytest.fixture(scope="module")
-def run(folder):
-    return train(a_run(folder, max_steps=2), folder / "lime").path
-
-
-def test_broken_weights_another_tokenizer_and_an_unfinished_run_are_refused(run, folder, tmp_path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(run / "final")
-    torch.nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, float("nan"))
-    model.save_pretrained(tmp_path / "broken")
-    load_tokenizer("bytes").save_pretrained(tmp_path / "broken")
-    options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit, match="not finite"):
-        cli.main(["analyze", str(tmp_path / "broken"), *options])
-    other = a_llama(tmp_path / "other", get_task("arithmetic").tokenizer())
-    with pytest.raises(SystemExit, match="different tokenizers"):
-        cli.main(["analyze", str(run), "--against", str(other), *options])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match=r"no model at .*empty: expected a run folder"):
-        cli.main(["analyze", str(tmp_path / "empty"), *options])
-    unended = tmp_path / "unended"
-    unended.mkdir()
-    (unended / "config.yaml").write_text("{}")
-    with pytest.raises(SystemExit, match="has not ended"):
-        cli.main(["analyze", str(unended), *options])
-
-
-def a_llama(path, tokenizer):
-    """Save a small model of transformers with a tokenizer of at most 300 tokens."""
-    sizes = {**TINY, "vocab_size": 300, "max_position_embeddings": 128}
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    """A base with a tokenizer, its routers as an adapter, and both as a whole checkpoint."""
+    path = tmp_path_factory.mktemp("attached")
+    make_host("llama", vocab_size=300).save_pretrained(path / "base")
+    model = transformers.LlamaForCausalLM.from_pretrained(path / "base")
+    model = shake_routers(attach(model))
+    save_routers(model, path / "adapter")
+    model.save_pretrained(path / "whole")
+    for name in ("base", "whole"):
+        load_tokenizer("bytes").save_pretrained(path / name)
     return path
 
 
-def test_missing_weights_are_refused(run, folder, tmp_path):
-    path = a_llama(tmp_path / "half", load_tokenizer("bytes"))
+def test_a_base_an_adapter_and_the_whole_are_the_models_in_memory(folder, tmp_path):
+    base = transformers.LlamaForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    ids = torch.randint(257, (4, 16))
+    opened = open_checkpoints([str(folder / name) for name in ("base", "adapter", "whole")])
+    with torch.no_grad():
+        expected = [base(ids).logits.clone()]
+        expected += [shake_routers(attach(base)).eval()(ids).logits] * 2
+        for checkpoint, logits in zip(opened, expected, strict=True):
+            assert torch.equal(load_model(checkpoint, with_head=True)(ids).logits, logits)
+    half = load_model(opened[1], dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16 and opened[1].base == str(folder / "base")
+    # Routers have 32 bits beside any base.
+    assert {weight.dtype for weight in router_parameters(half)} == {torch.float32}
+    # Answers are kept by base and routers.
+    digests = {checkpoint_digest(checkpoint) for checkpoint in opened}
+    save_routers(attach(transformers.LlamaForCausalLM.from_pretrained(folder / "base")), tmp_path)
+    (others,) = open_checkpoints([str(tmp_path)])
+    assert len(digests | {checkpoint_digest(others)}) == 4
+
+
+def test_a_model_of_the_hub_is_of_one_commit(hub_cache):
+    """Its files are those of the moment when it was opened, and its answers are kept by it."""
+
+    def push(seed):
+        def save(path):
+            make_host("llama", seed=seed, vocab_size=300).save_pretrained(path)
+            load_tokenizer("bytes").save_pretrained(path)
+
+        return hub_cache.push("org/model", save)
+
+    first = push(1)
+    (opened,) = open_checkpoints(["org/model"])
+    second = push(2)
+    (moved,) = open_checkpoints(["org/model"])
+    assert [opened.revision, moved.revision] == [first, second]
+    assert checkpoint_digest(opened) == f"org/model@{first}" != checkpoint_digest(moved)
+    for checkpoint, seed in ((opened, 1), (moved, 2)):
+        weight = load_model(checkpoint, with_head=True).lm_head.weight
+        assert torch.equal(weight, make_host("llama", seed=seed, vocab_size=300).lm_head.weight)
+
+
+def test_folders_of_one_name_are_called_by_their_parents_too(run, tmp_path):
+    again = shutil.copytree(run, tmp_path / "again" / "lime")
+    opened = open_checkpoints([str(run), str(again)])
+    assert [each.name for each in opened] == [f"{run.parent.name}/lime", "again/lime"]
+    for same in (run, run / ".." / "lime"):
+        with pytest.raises(ValueError, match="lime are one checkpoint"):
+            open_checkpoints([str(run), str(same)])
+
+
+@pytest.mark.parametrize("what", ["empty", "unended", "no tokenizer", "another tokenizer"])
+def test_what_cannot_be_opened_is_refused(what, run, tmp_path):
+    if what == "unended":
+        (tmp_path / "config.yaml").write_text("{}")
+    elif what != "empty":
+        make_host("llama", vocab_size=300).save_pretrained(tmp_path)
+    if what == "another tokenizer":
+        get_task("arithmetic").tokenizer().save_pretrained(tmp_path)
+    expected = {"empty": "no model at", "unended": "has not ended"}
+    with pytest.raises(ValueError, match=expected.get(what, "tokenizer")):
+        open_checkpoints([str(run), str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_missing_weights_are_refused(run, name, tmp_path):
+    path = shutil.copytree(run / "final", tmp_path / "half")
     weights = load_file(path / "model.safetensors")
-    kept = {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
+    kept = {key: weight for key, weight in weights.items() if key != name}
     save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
-    options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
-    with pytest.raises(
-        SystemExit, match=r"half lacks 9 of the model's weights, such as model\.layers\.1"
-    ):
-        cli.main(["analyze", str(path), *options])
-
-
-def test_weights_of_more_layers_than_the_config_has_are_refused(run, tmp_path):
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    load_tokenizer("bytes").save_pretrained(tmp_path)
-    (checkpoint,) = checkpoints.open_checkpoints([str(tmp_path)])
-    with pytest.raises(ValueError, match=r"weights of layers, such as model.layers.2.*no place"):
+    with pytest.raises(ValueError, match=f"lacks 1 .*{name}"):
+        load_final(path)
+    (checkpoint,) = open_checkpoints([str(path)])
+    if name == "lm_head.weight":
+        # Nothing is predicted without a head.
         load_model(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("key", "is_refused"),
-    [
-        ("model.layers.0.self_attn.masked_bias", False),
-        ("model.layers.0.self_attn.k_scale", False),
-        ("model.mtp_layers.0.weight", False),
-        ("score.weight", False),
-        ("model.layers.0.mlp.up_proj.bias", True),
-        ("model.layers.4.mlp.up_proj.weight", True),
-    ],
-)
-def test_of_other_weights_those_that_the_model_computed_with_are_refused(key, is_refused, tmp_path):
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    save_file({**load_file(file), key: torch.ones(3)}, file, metadata={"format": "pt"})
-    load_tokenizer("bytes").save_pretrained(tmp_path)
-    (checkpoint,) = checkpoints.open_checkpoints([str(tmp_path)])
-    if is_refused:
-        with pytest.raises(ValueError, match=f"1 weights of layers, such as {key}"):
-            load_model(checkpoint)
     else:
-        load_model(checkpoint)
-
-
-def test_tokenizers_that_use_one_vocabulary_in_two_ways_are_refused(run, folder, tmp_path):
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    numbers = {piece: i for i, piece in enumerate((*letters, "w1", "Ġw", "<end>"))}
-
-    def merging(*pairs):
-        tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=list(pairs)))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return transformers.PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
-        )
-
-    ours = a_llama(tmp_path / "ours", merging(("w", "1")))
-    theirs = a_llama(tmp_path / "theirs", merging(("Ġ", "w")))
-    options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
-    with pytest.raises(
-        SystemExit, match="the tokenizers of ours and theirs have the same vocabulary, but split"
-    ):
-        cli.main(["analyze", str(ours), "--against", str(theirs), *options])
+        with pytest.raises(ValueError, match=name):
+            load_model(checkpoint)
 
 
 def as_decoder(model, path, dtype=torch.float32):
@@ -158,71 +148,34 @@ def test_encoders_are_not_taken_for_decoders(name, dtype, tmp_path):
         as_decoder(shake_routers(attach(make_host(name))), tmp_path / "attached", dtype)
 
 
-@pytest.mark.parametrize("which", ["a weight", "the head"])
-def test_the_final_model_of_a_run_has_all_weights(run, which, tmp_path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(run / "final")
-    model.save_pretrained(tmp_path)
-    name = "lm_head.weight" if which == "the head" else "model.layers.1.mlp.down_proj.weight"
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file({key: w for key, w in weights.items() if key != name}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=f"lacks 1 .*weights.*, such as {name}"):
-        load_final(tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("bos", "task", "expected"),
+    ("bos", "stage", "before", "expected"),
     [
-        (5, "no run", 5),
-        (None, "no run", 6),
+        (5, None, None, 5),
+        (None, None, None, 6),
         # Blocks of a run on text have the end token before each document.
-        (5, None, 6),
-        (5, "arithmetic", 5),
+        (5, Data(), None, 6),
+        (5, "a task", None, 5),
         # What goes on from a model of others is read as that model is.
-        (5, "of others", 5),
+        (5, Data(), "org/base", 5),
         # Kept apart, documents have nothing before them from which their first token is learnt.
-        (5, "isolated", None),
+        (5, Data(isolate_documents=True), None, None),
     ],
 )
-def test_what_stands_before_a_text_is_what_stood_there_in_training(bos, task, expected, tmp_path):
-    class Ids:
-        bos_token_id, eos_token_id = bos, 6
-
-    run = None
-    if task == "isolated":
-        run = a_run(tmp_path, data={"isolate_documents": True})
-    elif task not in ("no run", "of others"):
-        run = a_run(tmp_path, task=Task(name=task))
+def test_what_stands_before_a_text_is_what_stood_there_in_training(
+    bos, stage, before, expected, tmp_path
+):
     config = transformers.LlamaConfig(**TINY)
-    if task == "of others":
-        stages = (stage_of(a_run(tmp_path), Sketch()),)
-        write_lineage(config, Lineage(before="org/base", stages=stages))
+    if stage is not None:
+        text = stage if isinstance(stage, Data) else None
+        write_lineage(config, Lineage(before=before, stages=(Stage(run_id="1", text=text),)))
     config.save_pretrained(tmp_path)
-    lineage = checkpoints._lineage_of(tmp_path)
-    checkpoint = Checkpoint(
-        name="a",
-        location=tmp_path,
-        tokenizer=Ids(),
-        run=run,
-        text=checkpoints._text_of(run, lineage),
-        goes_on=checkpoints._goes_on(lineage),
-    )
-    assert checkpoint.predecessor == expected
-    assert checkpoint.goes_on == (task == "of others")
-
-
-def test_a_model_and_what_was_made_from_it_are_read_alike(run, tmp_path):
-    """The same weights, saved by a run that went on from a model of others, and as that model."""
     tokenizer = load_tokenizer("bytes")
-    tokenizer.bos_token = "a"
-    base, tuned = (shutil.copytree(run / "final", tmp_path / name) for name in ("base", "tuned"))
-    for folder, lineage in (
-        (base, Lineage()),
-        (tuned, Lineage(before="base", stages=(stage_of(a_run(tmp_path), Sketch()),))),
-    ):
-        tokenizer.save_pretrained(folder)
-        config = transformers.AutoConfig.from_pretrained(folder)
-        write_lineage(config, lineage)
-        config.save_pretrained(folder)
-    opened = checkpoints.open_checkpoints([str(base), str(tuned)])
-    assert [each.text is None for each in opened] == [True, False]
-    assert {each.predecessor for each in opened} == {tokenizer.bos_token_id}
+    tokenizer.bos_token, tokenizer.eos_token = "a", "b"
+    tokenizer.save_pretrained(tmp_path)
+    (checkpoint,) = open_checkpoints([str(tmp_path)])
+    ids = {5: checkpoint.tokenizer.bos_token_id, 6: checkpoint.tokenizer.eos_token_id}
+    if bos is None:
+        checkpoint.tokenizer.bos_token = None
+    assert checkpoint.predecessor == ids.get(expected)
+    assert checkpoint.goes_on == (before is not None)

@@ -1,4 +1,6 @@
-"""Test heatmaps of what routers read, and paths through them, against loops over indices."""
+"""Heatmaps of what routers read, and paths through them, against loops over indices."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -9,13 +11,7 @@ from tiny import TINY, make
 import layermem
 from layermem.models.registry import lookup
 from layermem.retrofit.attachment import attachment_of
-from layermem_bench.analysis.routing import (
-    borrowers_of_mixtures,
-    circuits,
-    head_heatmaps,
-    mean_heatmap,
-    readings,
-)
+from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 
 
 def a_model(name="lime", **fields):
@@ -23,22 +19,24 @@ def a_model(name="lime", **fields):
     return make(variant.causal_lm, variant.config(**{**TINY, **fields}))
 
 
-@pytest.mark.parametrize("fields", [{}, {"router": "first", "router_window": 1}])
+@pytest.mark.parametrize("fields", [{}, {"router": "first", "router_window": 1}], ids=str)
 def test_against_a_loop(fields):
     model = a_model(**fields)
-    heatmap = mean_heatmap(model)
-    expected = np.zeros((4, 4))
-    expected[0, 0] = 1
+    expected = np.zeros((4, 2, 4))
+    expected[0, :, 0] = 1
     for i in range(1, 4):
         router = model.model.layers[i].self_attn.memory.requires_grad_(False)
-        for target in range(2):
-            for place, j in enumerate(router.sources):
-                for source in range(2):
-                    expected[i, j] += abs(float(router.weight[target, 2 * place + source]))
-        expected[i] /= expected[i].sum()
-    np.testing.assert_allclose(heatmap, expected, rtol=1e-6)
-    np.testing.assert_allclose(heatmap.sum(1), 1)
-    assert heatmap[1, 2] == 0 and (np.triu(heatmap, 1) == 0).all()
+        for target, (place, j), source in itertools.product(
+            range(2), enumerate(router.sources), range(2)
+        ):
+            expected[i, target, j] += abs(float(router.weight[target, 2 * place + source]))
+    sizes = expected.sum(1)
+    np.testing.assert_allclose(mean_heatmap(model), sizes / sizes.sum(1)[:, None], rtol=1e-6)
+    by_head = expected / expected.sum(-1, keepdims=True)
+    np.testing.assert_allclose(head_heatmaps(model), by_head, rtol=1e-6)
+    # A head that reads nothing has no shares.
+    model.model.layers[2].self_attn.memory.weight.data[1] = 0
+    assert (head_heatmaps(model)[2, 1] == 0).all()
 
 
 def test_keys_and_values_that_read_differently():
@@ -54,24 +52,6 @@ def test_keys_and_values_that_read_differently():
     # Keys of a value residual are its own.
     model = a_model("value_residual", form="learnable")
     np.testing.assert_array_equal(mean_heatmap(model, "key"), np.eye(4))
-    weight = model.model.layers[3].self_attn.memory.weight.detach().abs().double().numpy()
-    expected = np.array([weight[0], 0, 0, weight[1]]) / weight.sum()
-    np.testing.assert_allclose(mean_heatmap(model, "value")[3], expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "expected"),
-    [
-        ("lime", {}, []),
-        # Layer 1 borrows from layer 0, which has nothing to route.
-        ("lime_half", {}, [3]),
-        ("cla", {}, []),
-    ],
-    ids=str,
-)
-def test_layers_that_borrow_a_mixture(name, fields, expected):
-    model = a_model(name, **fields)
-    assert borrowers_of_mixtures(model, mean_heatmap(model)) == expected
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
@@ -91,37 +71,17 @@ def test_attached_memory(name, options):
         np.testing.assert_allclose(heatmap[layer, list(router.sources)], of_all, rtol=1e-6)
 
 
-def test_own_layer_only_is_a_diagonal():
-    torch.manual_seed(0)
-    model = layermem.build("lime", **TINY, router_init="identity")
-    np.testing.assert_array_equal(mean_heatmap(model), np.eye(4))
+def test_own_layer_only_and_models_without_a_heatmap():
+    identity = layermem.build("lime", **TINY, router_init="identity")
+    np.testing.assert_array_equal(mean_heatmap(identity), np.eye(4))
     np.testing.assert_array_equal(mean_heatmap(a_model("plain")), np.eye(4))
-
-
-def test_models_without_a_heatmap_are_refused():
-    with pytest.raises(ValueError, match="Linear has no memories"):
+    with pytest.raises(ValueError, match="no memories"):
         mean_heatmap(torch.nn.Linear(2, 2))
-    model = a_model()
-    weight = model.model.layers[2].self_attn.memory.weight
-    weight.data.zero_()
-    with pytest.raises(ValueError, match="all weights of the router of layer 2 are zero"):
-        mean_heatmap(model)
-    weight.data[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="layer 2 has weights that are not finite"):
-        mean_heatmap(model)
-
-
-def test_heatmaps_by_head():
-    model = a_model()
-    heatmaps = head_heatmaps(model)
-    assert heatmaps.shape == (4, 2, 4)
-    np.testing.assert_allclose(heatmaps.sum(-1), 1)
-    weight = model.model.layers[2].self_attn.memory.weight.detach().abs().numpy()
-    expected = weight[1].reshape(3, 2).sum(1)
-    np.testing.assert_allclose(heatmaps[2, 1, :3], expected / expected.sum(), rtol=1e-6)
-    # A head that reads nothing has no shares.
-    model.model.layers[2].self_attn.memory.weight.data[1] = 0
-    assert (head_heatmaps(model)[2, 1] == 0).all()
+    for value in (0.0, float("nan")):
+        model = a_model()
+        model.model.layers[2].self_attn.memory.weight.data.fill_(value)
+        with pytest.raises(ValueError, match="layer 2"):
+            mean_heatmap(model)
 
 
 def test_readings():
@@ -131,13 +91,10 @@ def test_readings():
     assert second.off_layer_share == pytest.approx(0.25)
     assert (third.layer, third.sources) == (2, (0, 2))
     assert third.effective == pytest.approx(np.exp(-sum(p * np.log(p) for p in (0.5, 0.1, 0.4))))
-    assert readings(np.full((1, 4), 0.25))[0].effective == pytest.approx(4)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_circuits_against_all_paths(steps):
-    import itertools
-
     heatmap = mean_heatmap(a_model())
     heatmap[3, 1] = 0
     paths = {
@@ -154,7 +111,4 @@ def test_circuits_against_all_paths(steps):
 def test_circuits_of_a_deep_model_take_no_time():
     deep = np.tril(np.random.default_rng(0).random((128, 128)))
     deep /= deep.sum(1, keepdims=True)
-    assert len(circuits(deep, steps=4, count=10)) == 10
-    assert circuits(np.eye(5)) == []
-    with pytest.raises(ValueError, match="steps and count must be at least 1, got 0 and 10"):
-        circuits(np.eye(5), steps=0)
+    assert len(circuits(deep, steps=4, count=10)) == 10 and circuits(np.eye(5)) == []

@@ -8,7 +8,7 @@ from layermem_bench.config import host as host_config
 from layermem_bench.config import labels as labels_config
 from layermem_bench.config import run as config
 from layermem_bench.config import task as task_config
-from layermem_bench.config.run import Data, Model, Optim, Run, Task, run_from_dict, to_dict
+from layermem_bench.config.run import Data, Model, Optim, Run, run_from_dict, to_dict
 
 
 def classes(cls=Run):
@@ -69,26 +69,6 @@ def test_options_are_json_where_they_are_json():
 def test_refusals_name_the_value_and_what_would_be_right(values, message):
     with pytest.raises(ValueError, match=message):
         run_from_dict(values)
-
-
-def test_a_task_has_the_options_that_it_names_and_no_others(caplog):
-    unnamed = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
-    assert unnamed.task.fields() == {"operands": 5}
-    assert Task(name="prosqa").fields() == {} and not caplog.messages
-    for draw in ("strict", "expression"):
-        named = Task(name="arithmetic", options=(f"held_out={draw}",))
-        assert run_from_dict(to_dict(Run(task=named))).task.fields() == {"held_out": draw}
-
-
-@pytest.mark.parametrize(
-    ("option", "got"),
-    [("length=1000000000", "1000000000"), ("value_max=1e400", "1e400"), ("alpha=NaN", "NaN")],
-)
-def test_numbers_of_a_task_are_finite_and_none_that_cannot_be_drawn(option, got):
-    with pytest.raises(ValueError, match=rf"task.options: {option[:5]}.* 100,000, got {got}$"):
-        Task(options=("pairs=4", option))
-    longest = Task(name="mqar", options=("length=100000", "alpha=0.5"))
-    assert longest.fields()["length"] == 100_000
 
 
 def test_every_field_has_its_help():

@@ -1,5 +1,7 @@
 """Blocks of a file of tokens: in order, complete, documents separated."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,9 @@ def test_blocks_are_the_file_in_order_but_for_a_partial_last_one(tmp_path):
         list(range(5 * i, 5 * i + 5)) for i in range(4)
     ]
     assert torch.equal(found[2]["labels"], found[2]["input_ids"])
+    # Another process gets the path, not the tokens that are mapped here.
+    again = pickle.dumps(found)
+    assert len(again) < 1000 and torch.equal(pickle.loads(again)[3]["labels"], found[3]["labels"])
     for index in (4, -1):
         with pytest.raises(IndexError):
             found[index]

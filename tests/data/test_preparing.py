@@ -18,7 +18,7 @@ from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
 from layermem_bench.data import shards, sources
 from layermem_bench.data.datatrove_tasks import write_by_tasks
-from layermem_bench.data.preparing import is_prepared, prepare, prepared_name, write_here
+from layermem_bench.data.preparing import prepare, prepared_name, write_here
 from layermem_bench.data.tokenizers import load_tokenizer
 
 END = 256
@@ -53,7 +53,7 @@ def documents(split):
 
 
 def bytes_of(split):
-    return bytes(0 if token == END else token for token in split.read().tolist())
+    return bytes(0 if token == END else token for token in split.array().tolist())
 
 
 def left(folder):
@@ -99,7 +99,7 @@ def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
 )
 def test_splits_of_books_are_those_of_records(fields, digests, tmp_path, tokenizer):
     splits = prepare(Data(source=str(BOOKS), cache=str(tmp_path), **fields), tokenizer)
-    assert [hashlib.sha256(split.read().tobytes()).hexdigest()[:12] for split in splits] == digests
+    assert [hashlib.sha256(split.array().tobytes()).hexdigest()[:12] for split in splits] == digests
 
 
 def test_names_are_those_of_recorded_runs(tmp_path):
@@ -205,10 +205,8 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
 
     texts = [f"text {i}" for i in range(100)]
     asked = config(tmp_path, texts, block_size=8)
-    assert not is_prepared(asked, prepared_name(asked, tokenizer))
     first = prepare(asked, tokenizer)
     assert prepare(replace(asked, block_size=16), tokenizer, write=never) == first
-    assert is_prepared(asked, prepared_name(asked, tokenizer))
     with pytest.raises(AssertionError):
         prepare(config(tmp_path, [*texts, "more"]), tokenizer, write=never)
     first[0].path.write_bytes(first[0].path.read_bytes()[:-2])

@@ -8,8 +8,6 @@ import pytest
 from pyarrow import parquet
 
 from layermem_bench.data.records import KINDS, file_records
-from layermem_bench.evals.task_catalog import TASKS
-from layermem_bench.evals.task_records import read_docs
 
 ROWS = [
     {"question": 'Who is "he"?', "sentence": "2020-01-01", "label": "01"},
@@ -45,13 +43,6 @@ def test_every_kind_holds_the_same_texts(tmp_path, kind):
     elif kind[:4] in (".csv", ".tsv"):
         places = ["line 2", "line 4"]
     assert [record.where.rpartition(", ")[2] for record in records] == places
-
-
-@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv", ".parquet"])
-def test_one_meaning_for_all_who_read_records(tmp_path, kind):
-    path = write(tmp_path / f"a{kind}")
-    docs = read_docs(TASKS["qnli"], [path])
-    assert docs == [{**row, "label": 1} for row in ROWS]
 
 
 def test_a_field_of_parquet_alone(tmp_path):

@@ -1,360 +1,242 @@
-"""`layermem eval` from checkpoints and records to its result and page, and what it refuses."""
+"""Evaluation tasks: prompts against lm-eval's own, records in all forms, scores, cut prompts."""
 
-import importlib.util
 import json
 import logging
-import shutil
-from functools import partial
+import lzma
+from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from eval_fixtures import docs
-from stories import FOLDER, needs_stories, stories_model, stories_tokenizer
-from tiny import TINY
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-import layermem
-from layermem_bench import cli
-from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.analysis.checkpoints import open_checkpoints
 from layermem_bench.evals import benchmarks
-from layermem_bench.evals.benchmarks import MEAN, RIGHT, RIGHT_NORM
-from layermem_bench.evals.prepared_tasks import local_definition
-from layermem_bench.evals.task_catalog import TASKS
-from layermem_bench.evals.task_records import expected_file
-from layermem_bench.results.eval import EvalResult
-from layermem_bench.results.files import read_result
+from layermem_bench.evals.task_catalog import DEFINITIONS, TASKS, find_tasks
+from layermem_bench.evals.task_records import expected_file, find_records, read_docs
+from layermem_bench.results.eval import EvalOptions
 
-needs_lm_eval = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm-eval (the extra eval) is not installed"
-)
-REAL = FOLDER.parents[1] / "evals"
-FIVE = ("arc_easy", "copa", "hellaswag", "qnli", "bigbench_implicit_relations_multiple_choice")
+lm_eval = pytest.importorskip("lm_eval")
+TaskManager = pytest.importorskip("lm_eval.tasks").TaskManager
+datasets = pytest.importorskip("datasets")
 
-
-def save_llama(path, seed=1, tokenizer=None, **fields):
-    torch.manual_seed(seed)
-    sizes = {**TINY, "vocab_size": 300, "max_position_embeddings": 2048, **fields}
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(path)
-    (tokenizer or load_tokenizer("bytes")).save_pretrained(path)
-    return path
-
-
-def write_records(folder, names=TASKS, count=12, train=True):
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        task = TASKS[name]
-        for split, items in docs(name, count).items():
-            if split == task.split or train:
-                file = expected_file(task).replace(f"_{task.split}.", f"_{split}.")
-                lines = "".join(json.dumps(item) + "\n" for item in items)
-                (folder / file).write_text(lines, encoding="utf-8")
-    return folder
+REAL = Path(__file__).parents[3] / "shared" / "data" / "evals"
+OWN_FOLDERS = ("arc", "hellaswag", "openbookqa", "super_glue", "glue", "bigbench/multiple_choice")
+# The other definitions of BIG-bench differ from this one by their names alone.
+OF_BIGBENCH = "bigbench_logical_deduction_three_objects_multiple_choice"
+DIFFERENT = [name for name in TASKS if not name.startswith("bigbench") or name == OF_BIGBENCH]
+SHOTS = 3
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return save_llama(tmp_path_factory.mktemp("models") / "llama")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Records that lm-eval has read are kept nowhere else."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def evaluate(folder, *words):
-    cli.main(["eval", *map(str, words), "--out", str(folder / "out")])
-    return read_result(EvalResult, folder / "out")
-
-
-@needs_lm_eval
-def test_two_models_are_compared_and_a_second_start_goes_on(llama, tmp_path, monkeypatch, capsys):
-    other = save_llama(tmp_path / "other", seed=2)
-    records = write_records(tmp_path / "records", ["copa", "arc_easy"])
-    command = (llama, other, "--tasks", "copa,arc_easy", "--records", records, "--seeds", "2")
-    result = evaluate(tmp_path, *command)
-    shown = capsys.readouterr().out
-    assert "against llama" in shown and MEAN in shown
-    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
-    assert "Evaluation of llama and other" in page and "acc_norm" in page
-    assert "75.8% / 74.0% / 75.2%" in page
-    rows = result.of(RIGHT)
-    copa, arc = rows["copa"], rows["arc_easy"]
-    assert (copa.scores["llama"].count, copa.unit, copa.chance) == (12, "items", 0.5)
-    assert copa.about["items from"] == "copa_validation.jsonl"
-    assert copa.about["examples from"] == "copa_train.jsonl"
-    labels = [item["label"] for item in docs("copa")["validation"]]
-    assert copa.most_frequent == max(labels.count(0), labels.count(1)) / 12
-    assert {model: round(100 * share, 2) for model, share in copa.paper.items()} == {
-        **{"LLaMA": 75.8, "HC": 74.0, "LIMe": 75.2},
-    }
-    assert set(result.of(RIGHT_NORM)) == {"arc_easy"}
-    score, first, difference = arc.scores["other"], arc.scores["llama"], arc.differences["other"]
-    assert len(score.repeats) == 2 and score.value == pytest.approx(sum(score.repeats) / 2)
-    assert difference.value == pytest.approx(score.value - first.value)
-    assert difference.interval and 0 <= difference.p <= 1
-    both = (rows[name].scores["other"].value for name in ("copa", "arc_easy"))
-    assert rows[MEAN].scores["other"].value == pytest.approx(sum(both) / 2)
-    # Nothing is asked again: no weights are read. Another seed is all that is asked.
-    answers = sorted((tmp_path / "out" / "answers").iterdir())
-    assert len(answers) == 2 * 2 * 2
-    with monkeypatch.context() as patch:
-        patch.setattr(benchmarks, "load_model", None)
-        assert evaluate(tmp_path, *command).parts == result.parts
-    more = evaluate(tmp_path, *command[:-1], "3")
-    of_seeds = [each.of(RIGHT)["copa"].scores["other"].repeats for each in (more, result)]
-    assert of_seeds[0][:2] == of_seeds[1]
-    assert len(list((tmp_path / "out" / "answers").iterdir())) == 12
-
-
-@needs_lm_eval
-def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
-    model, folder = shutil.copytree(llama, tmp_path / "llama"), tmp_path / "out" / "answers"
-    records = write_records(tmp_path / "records", ["copa"], count=6)
-    ask = partial(evaluate, tmp_path, model, "--tasks", "copa", "--records", records)
-    ask("--seeds", "1")
-    asked = 1
-    assert len(list(folder.iterdir())) == asked
-    # What few-shot examples are drawn from, the items, their number, shots, and the weights.
-    lines = (records / "copa_train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (records / "copa_train.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
-    changes = [(), ("--limit", "5"), ("--shots", "2", "--truncate")]
-    for change in changes:
-        ask("--seeds", "1", *change)
-        asked += 1
-        assert len(list(folder.iterdir())) == asked
-    save_llama(model, seed=3)
-    ask("--seeds", "1")
-    assert len(list(folder.iterdir())) == asked + 1
-    # What computes them.
-    for module in ("layermem_bench.evals.benchmarks", "torch", "transformers"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"{module}.__version__", "9.9.9")
-            ask("--seeds", "1")
-        asked += 1
-        assert len(list(folder.iterdir())) == asked + 1
-    # Our code, whose release has the same number until the next one.
-    with monkeypatch.context() as patch:
-        patch.setattr(benchmarks, "sources_digest", lambda: "another")
-        ask("--seeds", "1")
-    asked += 1
-    assert len(list(folder.iterdir())) == asked + 1
-    # Which records are items, and which are examples.
-    (items,) = (path for path in records.iterdir() if path.name != "copa_train.jsonl")
-    first, *rest = (records / "copa_train.jsonl").read_text().splitlines(keepends=True)
-    (records / "copa_train.jsonl").write_text("".join(rest), encoding="utf-8")
-    items.write_text(items.read_text(encoding="utf-8") + first, encoding="utf-8")
-    ask("--seeds", "1")
-    asked += 1
-    assert len(list(folder.iterdir())) == asked + 1
-    # Without examples there is nothing to draw, and one seed is all.
-    without = ask("--shots", "0").of(RIGHT)["copa"].scores["llama"]
-    assert len(without.repeats) == 1
-    # A file of this name that holds other answers is not taken for them.
-    named = sorted(folder.iterdir())
-    for path in named:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content["key"]["lm_eval"] = "0"
-        path.write_text(json.dumps(content), encoding="utf-8")
-    with monkeypatch.context() as patch:
-        patch.setattr(benchmarks, "load_model", None)
-        with pytest.raises(SystemExit, match="NoneType"):
-            ask("--seeds", "1")
-
-
-@needs_lm_eval
-def test_long_prompts_are_refused_or_cut_and_counted(tmp_path, monkeypatch):
-    """By what the model reads, or by what it is given at most."""
-    short = save_llama(tmp_path / "short", max_position_embeddings=400)
-    records = write_records(tmp_path / "records", ["qnli"], count=6, train=False)
-    asked = ("--tasks", "qnli", "--records", records, "--seeds", "1")
-    from layermem_bench.evals import harness
-
-    seen = []
-    call = harness.CountingModel._model_call
-
-    def spy(self, ids, *args, **kwargs):
-        seen.append(ids.shape[1])
-        return call(self, ids, *args, **kwargs)
-
-    monkeypatch.setattr(harness.CountingModel, "_model_call", spy)
-
-    def ask(*options):
-        seen.clear()
-        result = evaluate(tmp_path, short, *asked, *options)
-        return result.of(RIGHT)["qnli"].scores["short"].counts, max(seen)
-
-    for options, given in (((), 400), (("--max-length", "64"), 64)):
-        message = f"prompts are longer than the {given} tokens that the model is given "
-        with pytest.raises(SystemExit, match=message + r"\(the longest has \d+"):
-            ask(*options)
-        cut, longest = ask(*options, "--truncate")
-        assert cut["prompts cut"] == cut["prompts"] == 12 and longest == given
-    whole, longest = ask("--shots", "0")
-    assert "prompts cut" not in whole and 64 < longest < 400
-    for more in ("401", "0"):
-        with pytest.raises(SystemExit, match="--max-length"):
-            ask("--shots", "0", "--max-length", more)
-
-
-@needs_lm_eval
-def test_unknown_tokens_and_ties_are_counted(tmp_path, capsys):
-    raw = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "Answer:": 2}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, unk_token="<unk>", eos_token="</s>"
+def own_tasks():
+    """lm-eval's own definitions of these tasks."""
+    root = Path(lm_eval.__file__).parent / "tasks"
+    return TaskManager(
+        include_defaults=False, include_path=[root / folder for folder in OWN_FOLDERS]
     )
-    model = save_llama(tmp_path / "words", tokenizer=words)
-    records = write_records(tmp_path / "records", ["qnli"], count=6, train=False)
-    ask = partial(evaluate, tmp_path, model, "--tasks", "qnli", "--records", records)
-    counts = ask("--seeds", "1").of(RIGHT)["qnli"].scores["words"].counts
-    # Yes and no are the same token.
-    assert counts["ties"] == 6 and counts["unknown tokens"] > 500
-    assert "unknown tokens" in capsys.readouterr().out
 
 
-@needs_lm_eval
-def test_what_is_refused(llama, tmp_path, monkeypatch):
-    records = write_records(tmp_path / "records", ["qnli", "copa"], count=3, train=False)
-    refused = partial(evaluate, tmp_path)
-    some = ["--tasks", "qnli", "--records", records]
-    with pytest.raises(SystemExit, match="name checkpoints and tasks: layermem eval CHECKPOINT"):
-        refused(*some)
-    with pytest.raises(SystemExit, match="unknown task 'qnly'; did you mean qnli?"):
-        refused(llama, "--tasks", "qnly")
-    for option in ("--seeds", "--limit", "--batch-size"):
-        with pytest.raises(SystemExit, match=f"{option} must be at least 1, got 0"):
-            refused(llama, *some, option, "0")
-    with pytest.raises(SystemExit, match="qnli has 3 records to draw examples from, too few for 3"):
-        refused(llama, *some)
-    lines = (records / "qnli_validation.jsonl").read_text(encoding="utf-8")
-    first, *others = lines.splitlines(keepends=True)
-    # An item is no example of itself, nor are its equals.
-    for equal, shots in ([first] * 5, 1), ([*[first] * 3, *others], 3):
-        (records / "qnli_validation.jsonl").write_text("".join(equal), encoding="utf-8")
-        with pytest.raises(SystemExit, match=rf"too few for {shots} shots: an item is equal to \d"):
-            refused(llama, *some, "--shots", str(shots))
-    (records / "qnli_train.jsonl").write_text(2 * lines, encoding="utf-8")
-    with pytest.raises(SystemExit, match="6 of the 6 records of qnli that examples are drawn from"):
-        refused(llama, *some)
-    (records / "copa_validation.jsonl").write_text('{"premise": "p"}\n', encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"copa_validation.jsonl, line 1 has no field 'question'"):
-        refused(llama, "--tasks", "copa", "--records", records)
-    with pytest.raises(SystemExit, match=r"three_objects_.* local records: the hub has none of it"):
-        refused(llama, "--tasks", "logical_deduction_three_objects")
-    # The hub is not asked for.
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SystemExit) as raised:
-        refused(llama, "--tasks", "wic")
-    message = str(raised.value)
-    assert "wic needs the data set aps/super_glue wic of the hub, which cannot be fetc" in message
-    assert "--records wic=wic_validation.jsonl" in message and "\n" not in message
-    (llama_without := shutil.copytree(llama, tmp_path / "bare")).joinpath("tokenizer.json").unlink()
-    (llama_without / "tokenizer_config.json").unlink()
-    with pytest.raises(SystemExit, match=r"bare has no tokenizer .* save the one that it was"):
-        refused(llama_without, *some)
+def write(folder, task, of_splits):
+    """Write records of a task as JSON lines, and return the folder."""
+    for split, items in of_splits.items():
+        name = task.stem if split == "default" else f"{task.stem}_{split}"
+        lines = "".join(json.dumps(item) + "\n" for item in items)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    return str(folder)
 
 
-@needs_lm_eval
-def test_weights_that_are_not_finite_are_refused(llama, tmp_path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
-    model.model.norm.weight.data.fill_(float("nan"))
-    broken = tmp_path / "broken"
-    model.save_pretrained(broken)
-    load_tokenizer("bytes").save_pretrained(broken)
-    records = write_records(tmp_path / "records", ["wnli"], count=6)
-    with pytest.raises(
-        SystemExit, match=r"log-probability of ' False' is nan: the model's weights"
-    ):
-        evaluate(tmp_path, broken, "--tasks", "wnli", "--records", records)
+def contexts(task, seed):
+    """Return the whole prompt of every item."""
+    task.set_fewshot_seed(seed)
+    return [task.fewshot_context(doc, SHOTS) for doc in task.eval_docs]
 
 
-def test_without_lm_eval_the_extra_is_named(llama, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        SystemExit, match=r"lm-eval is not installed; .* pip install layermem\[eval\]"
-    ):
-        evaluate(tmp_path, llama, "--tasks", "qnli")
-
-
-def test_the_list_says_what_runs_offline(tmp_path, capsys):
-    records = write_records(tmp_path / "records", ["wic"], train=False)
-    cli.main(["list", "evals", "--records", str(records)])
-    shown = capsys.readouterr().out
-    assert "wic_validation" in shown and "hub:" in shown and "not on the hub" in shown
-    assert "56.15" in shown and "none; would be" in shown
-
-
-def lm_eval_scores(model, names, folder, limit):
-    """Return the scores that lm-eval finds, as its command would, with the same items."""
-    import lm_eval
-
-    definitions = folder / "definitions"
-    definitions.mkdir()
-    for name in names:
-        (written,) = (folder / "out" / "records").glob(f"{name}-{TASKS[name].split}-*")
-        files = {TASKS[name].split: written}
-        for train in written.parent.glob(f"{name}-train-*"):
-            files["train"] = train
-        # YAML reads JSON.
-        definition = json.dumps(local_definition(TASKS[name], files))
-        (definitions / f"{name}.yaml").write_text(definition, encoding="utf-8")
-    manager = lm_eval.tasks.TaskManager(include_defaults=False, include_path=definitions)
-    results = lm_eval.simple_evaluate(
-        model="hf",
-        model_args={"pretrained": str(model), "dtype": "float32"},
-        tasks=list(names),
-        task_manager=manager,
-        num_fewshot=3,
-        limit=limit,
-        device="cpu",
-        bootstrap_iters=0,
-        fewshot_random_seed=0,
-    )["results"]
-    return {name: (results[name]["acc,none"], results[name].get("acc_norm,none")) for name in names}
-
-
-def save_plain(model, tokenizer, path):
-    """Save our plain decoder with the weights of a LLaMA."""
-    config = layermem.PlainConfig(**model.config.to_dict())
-    plain = layermem.PlainForCausalLM(config)
-    plain.load_state_dict(model.state_dict())
-    plain.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-
-
-@needs_lm_eval
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["random", pytest.param("stories260K", marks=needs_stories)])
-def test_scores_are_those_of_lm_eval(which, tmp_path, monkeypatch):
-    if which == "random":
-        save_llama(tmp_path / "llama")
-        tokenizer = load_tokenizer("bytes")
-        model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama")
-    else:
-        model, tokenizer = stories_model(), stories_tokenizer()
-        model.save_pretrained(tmp_path / "llama")
-        tokenizer.save_pretrained(tmp_path / "llama")
-    save_plain(model, tokenizer, tmp_path / "plain")
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_items_get_the_prompts_of_lm_eval(name, own_tasks, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
-    # The real records are where the checkpoint is.
-    real = which == "stories260K"
-    limit = 6 if real else 10
-    records = REAL if real else write_records(tmp_path / "records", FIVE, count=30)
-    result = evaluate(
-        *(tmp_path, tmp_path / "llama", tmp_path / "plain", "--tasks", ",".join(FIVE)),
-        *("--records", records, "--seeds", "1", "--limit", limit, "--truncate"),
+    task, of_splits = TASKS[name], docs(name, count=8)
+    mine, _ = benchmarks.load_tasks([name], [write(tmp_path, task, of_splits)])[name]
+    # The hub's data sets have a validation set beside; nothing is read of it here.
+    splits = {"validation": next(iter(of_splits.values())), **of_splits}
+    tables = {split: datasets.Dataset.from_list(items) for split, items in splits.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "load_dataset", lambda **_: datasets.DatasetDict(tables))
+        own = name.replace("_three_objects", "")
+        theirs = own_tasks.load([own])["tasks"][own]
+    if task.split == "default":
+        # Its own definition names no split of examples, and can show an item as its own example.
+        theirs.fewshot_cfg.split = "default"
+    for doc, other in zip(mine.eval_docs, theirs.eval_docs, strict=True):
+        assert mine.doc_to_text(doc) == theirs.doc_to_text(other)
+        assert str(mine.doc_to_target(doc)) == str(theirs.doc_to_target(other))
+        assert mine.doc_to_choice(doc) == theirs.doc_to_choice(other)
+    for field in ("target_delimiter", "fewshot_delimiter", "output_type", "description"):
+        assert mine.config[field] == theirs.config[field]
+    metrics = [[each["metric"] for each in task.config.metric_list] for task in (mine, theirs)]
+    assert metrics[0] == metrics[1] and mine.VERSION == theirs.VERSION
+    for seed in (0, 1):
+        assert contexts(mine, seed) == contexts(theirs, seed)
+    assert len(set(contexts(mine, 0)) - set(contexts(mine, 1))) > 4
+
+
+def test_definitions_of_bigbench_differ_by_their_names_alone():
+    definitions = []
+    for task in TASKS.values():
+        if task.schema == "bigbench":
+            definition = task.definition()
+            assert definition.pop("task") == task.name
+            # The hub has none of logical deduction.
+            is_there = [definition.pop(n, None) for n in ("dataset_path", "dataset_name")] != [
+                None
+            ] * 2
+            assert is_there == ("deduction" not in task.name) == bool(task.data_set)
+            definitions.append(definition)
+    assert len(definitions) == 7 and all(each == definitions[0] for each in definitions)
+    assert {path.stem for path in DEFINITIONS.glob("*.yaml")} == {*TASKS}
+
+
+@pytest.mark.parametrize("name", ["copa", OF_BIGBENCH])
+def test_an_item_is_never_its_own_example(name, tmp_path):
+    """Without records to draw from, examples are the other items."""
+    task = TASKS[name]
+    items = docs(name, count=SHOTS + 1)[task.split]
+    folder = write(tmp_path, task, {task.split: items})
+    mine, about = benchmarks.load_tasks([name], [folder])[name]
+    assert about["examples from"] == "the other evaluated items"
+    prompts = [mine.doc_to_text(doc) for doc in mine.eval_docs]
+    for prompt, context in zip(prompts, contexts(mine, 0), strict=True):
+        # With one item more than examples, every other item is one.
+        assert all(context.count(other) == 1 for other in prompts) and context.endswith(prompt)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_records_as_the_hub_has_them(name, tmp_path):
+    task, of_splits = TASKS[name], docs(name)
+    items = [{**item, "more": 1} for item in of_splits[task.split]]
+    folder = write(tmp_path, task, {task.split: items})
+    (paths,) = find_records([folder], task).values()
+    assert read_docs(task, paths) == of_splits[task.split]
+
+
+ARC = {"question": "Why?", "choices": {"text": ["no", "so"], "label": ["A", "B"]}, "answerKey": "B"}
+BOOK = {"text": ["a", 'b"', "c", "d (B) e"], "label": list("ABCD")}
+OTHER_FORMS = [
+    ("arc_easy", {"query": "Question: Why?", "choices": ["no", "so"], "gold": 1}, ARC),
+    (
+        "hellaswag",
+        {"ctx": "Swimming: A man: he", "endings": ["a", "b"], "label": "1"},
+        {"activity_label": "Swimming", "ctx_a": "A man: he", "ctx_b": "", "endings": ["a", "b"]},
+    ),
+    ("qnli", {"question": "q", "sentence": "s", "label": "not_entailment"}, {"label": 1}),
+    ("wnli", {"sentence1": "q", "sentence2": "s", "label": "not_entailment"}, {"label": 0}),
+    (
+        "openbookqa",
+        {"Question Stem": "So", "Choices": '(A) a (B) b" (C) c (D) d (B) e', "Answer Key": "B"},
+        {"question_stem": "So", "choices": BOOK, "answerKey": "B"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "record", "expected"), OTHER_FORMS)
+@pytest.mark.parametrize("kind", ["jsonl", "tsv"])
+def test_other_forms(name, record, expected, kind, tmp_path):
+    if kind == "tsv" and any(isinstance(value, list) for value in record.values()):
+        pytest.skip("a table has no lists")
+    texts = json.dumps(record)
+    if kind == "tsv":
+        texts = "\n".join("\t".join(map(str, row)) for row in (record, record.values()))
+    path = tmp_path / f"x.{kind}.xz"
+    path.write_bytes(lzma.compress(f"{texts}\n".encode()))
+    (read,) = read_docs(TASKS[name], [path])
+    assert {**read, **expected} == read
+    path.write_bytes(lzma.compress(b'{"other": 1}\n' if kind == "jsonl" else b"other\n1\n"))
+    with pytest.raises(ValueError, match=f"x.{kind}.xz, record 1"):
+        read_docs(TASKS[name], [path])
+
+
+def test_parts_of_a_bigbench_task_as_it_is_published(tmp_path):
+    task = TASKS["bigbench_key_value_maps_multiple_choice"]
+    (tmp_path / "bigbench").mkdir()
+    for part, is_shown in (("b", False), ("a", True)):
+        example = {"input": part, "target_scores": {"red": 0, "a dog": 1, "blue": 1}}
+        published = {"task_prefix": "Say.\n", "choice_prefix": "\n* ", "examples": [example]}
+        text = json.dumps({**published, "append_choices_to_input": is_shown}, indent=1)
+        (tmp_path / "bigbench" / f"key_value_maps__{part}.json").write_text(text)
+    (paths,) = find_records([str(tmp_path)], task).values()
+    first, second = read_docs(task, paths)
+    assert first["inputs"] == "Say.\n\nQ: a\n* a dog\n* blue\n* red\nA:"
+    assert second["inputs"] == "Say.\n\nQ: b\nA:" and second["targets"] == ["a dog", "blue"]
+    assert expected_file(task) == "key_value_maps.json"
+
+
+@pytest.mark.parametrize("name", ["copa", "arc_challenge"])
+def test_scores_are_those_of_lm_eval(name, saved, tmp_path, monkeypatch):
+    """Its own command on the same items, with the same draw of examples."""
+    folder = write(tmp_path, TASKS[name], docs(name, count=6))
+    task, _ = benchmarks.load_tasks([name], [folder])[name]
+    options = EvalOptions(tasks=(name,), records=(folder,), seeds=1)
+    opened = open_checkpoints(saved[1:])
+    part = benchmarks.measure_benchmarks(opened, [name], options, lambda *_: None)
+    theirs = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": saved[1], "dtype": "float32"},
+        tasks=[task],
+        num_fewshot=SHOTS,
+        fewshot_random_seed=0,
+        bootstrap_iters=0,
+        device="cpu",
+        task_manager=TaskManager(include_defaults=False),
+    )["results"][name]
+    right, *more = part.rows
+    assert right.scores["lime"].value == theirs["acc,none"]
+    assert [row.scores["lime"].value for row in more] == [
+        value for metric, value in theirs.items() if metric == "acc_norm,none"
+    ]
+    assert right.paper["LIMe"] == TASKS[name].paper[2] / 100
+
+
+def test_long_prompts_are_refused_or_cut_and_counted(saved, tmp_path):
+    folder = write(tmp_path, TASKS["copa"], docs("copa", count=4))
+    asked = {"tasks": ("copa",), "records": (folder,), "seeds": 1, "max_length": 100}
+    opened = open_checkpoints(saved[:1])
+    with pytest.raises(ValueError, match="--truncate"):
+        benchmarks.measure_benchmarks(opened, ["copa"], EvalOptions(**asked), lambda *_: None)
+    cut = EvalOptions(**asked, truncate=True)
+    (row,) = benchmarks.measure_benchmarks(opened, ["copa"], cut, lambda *_: None).rows
+    assert row.scores["plain"].counts == {"prompts cut": 8}
+
+
+def sample(number, target, values=(-1.0, -2.0), choices=(" yes", " no")):
+    return {
+        "doc_id": number,
+        "target": target,
+        "arguments": [("", choice) for choice in choices],
+        "filtered_resps": [(value, False) for value in values],
+        "acc": float(target == 0),
+        "cut": {1},
+    }
+
+
+def test_a_guess_is_one_of_the_choices_or_the_most_frequent_answer():
+    three = sample(2, 1, choices=(" no", " yes", " so"))
+    assert benchmarks.baselines([sample(0, 0), sample(1, " yes"), three]) == (
+        pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3),
+        1.0,
     )
-    theirs = lm_eval_scores(tmp_path / "llama", FIVE, tmp_path, limit)
-    for name in FIVE:
-        row, norm = result.of(RIGHT)[name], result.of(RIGHT_NORM).get(name)
-        ours = [
-            (row.scores[model].value, None if norm is None else norm.scores[model].value)
-            for model in ("llama", "plain")
-        ]
-        assert ours == [theirs[name], theirs[name]]
-        assert (row.differences["plain"].value, row.differences["plain"].p) == (0, 1)
-    # Scores that are all the same, or all right, would say little.
-    assert len({acc for acc, _ in theirs.values()}) > 2
+    for target in (-1, 2, " maybe"):
+        with pytest.raises(ValueError, match="none of its 2 choices"):
+            benchmarks.baselines([sample(0, target)])
+
+
+def test_ties_are_counted_and_values_that_are_not_finite_refused():
+    score = benchmarks.score_answers([[sample(0, 0), sample(1, 1, values=(-1.0, -1.0))]])
+    assert (score.value, score.counts) == (0.5, {"ties": 1, "prompts cut": 2})
+    with pytest.raises(ValueError, match="item 3"):
+        benchmarks.score_answers([[sample(3, 0, values=(float("nan"), -1.0))]])
+
+
+def test_tasks_by_name():
+    assert [task.name for task in find_tasks(["paper", "copa"])] == [*TASKS]
+    (task,) = find_tasks(["implicit_relations,"])
+    assert task.name == "bigbench_implicit_relations_multiple_choice"
+    with pytest.raises(ValueError, match="did you mean implicit_relations"):
+        find_tasks(["implicit_relation"])

@@ -1,24 +1,145 @@
-"""Probes for grammar: vectors of sentences, folds that split no pair, a control at chance."""
+"""Grammar: pairs against a literal loop, shares and paired differences, records, probes."""
+
+import json
+import lzma
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import TINY, make
+import transformers
+from eval_fixtures import our_model
+from stories import needs_stories, stories_model, stories_tokenizer
+from tiny import TINY
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem.models.registry import lookup
 from layermem_bench.analysis.separability import FOLDS, separability
 from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.evals.grammar import distinct_pairs, probe_pairs, sentence_vectors
-from layermem_bench.evals.minimal_pairs import Pair
+from layermem_bench.evals.grammar import (
+    BY_PARADIGM,
+    RIGHT_PAIRS,
+    Pair,
+    distinct_pairs,
+    judge_pairs,
+    probe_pairs,
+    probe_rows,
+    read_pairs,
+    right_rows,
+    sentence_vectors,
+)
+from layermem_bench.results.intervals import mcnemar, proportion
+
+RECORDS = Path(__file__).parents[3] / "shared" / "data" / "evals" / "blimp.jsonl.xz"
+SENTENCES = ["Who sleeps?", "Who do sleep?", "Zoë has left."]
 
 
-def our_model():
-    entry = lookup("lime")
-    return make(entry.causal_lm, entry.config(**{**TINY, "vocab_size": 257}))
+def pair(good="a", bad="b", phenomenon="p", paradigm="p"):
+    return Pair(good=good, bad=bad, phenomenon=phenomenon, paradigm=paradigm)
 
 
-def pair(good, bad, paradigm="p"):
-    return Pair(good=good, bad=bad, field="f", phenomenon="p", paradigm=paradigm)
+@torch.inference_mode()
+def log_probability(model, ids):
+    """The literal loop: one forward for each token, summed in float64."""
+    return sum(
+        model(input_ids=torch.tensor([ids[:i]])).logits[0, -1].double().log_softmax(-1)[ids[i]]
+        for i in range(1, len(ids))
+    ).item()
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize("which", ["ours", pytest.param("stories", marks=needs_stories)])
+def test_a_pair_is_judged_by_the_log_probability_of_whole_sentences(which, batch_size):
+    if which == "ours":
+        model, tokenizer = our_model(), load_tokenizer("bytes")
+        rows = [[256, *text.encode()] for text in SENTENCES]
+    else:
+        model, tokenizer = stories_model(), stories_tokenizer()
+        rows = [tokenizer(text)["input_ids"] for text in SENTENCES]
+    first, second, third = (log_probability(model, row) for row in rows)
+    pairs = [pair(SENTENCES[i], SENTENCES[j]) for i, j in ((0, 1), (1, 0), (2, 0))]
+    margins = judge_pairs(model, tokenizer, pairs, batch_size=batch_size)
+    assert margins == pytest.approx([first - second, second - first, third - first], rel=1e-4)
+
+
+def test_without_a_token_before_them_the_first_of_a_sentence_is_not_scored():
+    model, tokenizer, pairs = our_model(), load_tokenizer("bytes"), [pair("abc", "abd")]
+    ends = [pair("bc", "bd")]
+    after = judge_pairs(model, tokenizer, ends, predecessor=ord("a"))
+    assert judge_pairs(model, tokenizer, pairs, predecessor=None) == pytest.approx(after, rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, None])
+def test_pairs_of_equal_ids_tie_in_every_batch(batch_size):
+    raw = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    starts = ["a " * n for n in (3, 40, 5, 60, 7, 20, 9, 11, 13)]
+    pairs = [pair(f"{start}who", f"{start}whom") for start in starts]
+    margins = judge_pairs(our_model(), tokenizer, pairs, predecessor=2, batch_size=batch_size)
+    assert (margins == 0).all()
+
+
+def test_a_tie_is_not_right():
+    margins = {"ours": np.array([1.0, -1.0, 0.5, 0.0]), "theirs": np.array([1.0, -1.0, 0.5, 1.0])}
+    of_all = next(right_rows([pair()] * 4, margins))
+    share = of_all.scores["ours"]
+    assert (share.value, share.count, share.counts) == (0.5, 4, {"ties": 1})
+    assert share.interval == proportion(2, 4)
+    assert of_all.scores["theirs"].counts == {} and of_all.differences["theirs"].value == 0.25
+
+
+def test_rows_are_all_pairs_phenomena_and_paradigms_with_paired_differences():
+    pairs = [pair(phenomenon="a")] * 8 + [pair(phenomenon="b")] * 4
+    ours, theirs = np.ones(12), np.array([-1.0] * 7 + [1.0] + [-1.0, 1.0, 1.0, 1.0])
+    rows = {(r.table, r.name): r for r in right_rows(pairs, {"theirs": theirs, "ours": ours})}
+    assert [*rows] == [*((RIGHT_PAIRS, name) for name in ("all", "a", "b")), (BY_PARADIGM, "p")]
+    of_all, a, b, paradigm = rows.values()
+    assert of_all.differences["ours"].value == pytest.approx(8 / 12)
+    assert of_all.differences["ours"].p == mcnemar(8, 0)
+    # Two phenomena: Holm doubles the smaller p-value.
+    assert a.differences["ours"].p == pytest.approx(2 * mcnemar(7, 0))
+    assert (b.differences["ours"].p, b.differences["ours"].value) == (1, 0.25)
+    assert (b.scores["theirs"].value, b.scores["theirs"].count, b.chance) == (0.75, 4, 0.5)
+    assert not paradigm.differences
+    # Of two models, each difference of all pairs is one of two, of phenomena one of four.
+    two = {(r.table, r.name): r for r in right_rows(pairs, {"t": theirs, "o": ours, "p": ours})}
+    assert two[RIGHT_PAIRS, "all"].differences["p"].p == pytest.approx(2 * mcnemar(8, 0))
+    assert two[RIGHT_PAIRS, "a"].differences["o"].p == pytest.approx(4 * mcnemar(7, 0))
+
+
+def record(good, bad="Who sleep?", **changes):
+    names = {"linguistics_term": "agreement", "UID": "verbs"}
+    return json.dumps({"sentence_good": good, "sentence_bad": bad, **names, **changes}) + "\n"
+
+
+def test_records_of_files_and_folders_are_read_once(tmp_path):
+    some = tmp_path / "b.jsonl"
+    same = record("Who sleep?")
+    some.write_text(record("Who sleeps?") + "\n" + same + record("He sleeps.", UID="others"))
+    with lzma.open(tmp_path / "a.jsonl.xz", "wt", encoding="utf-8") as file:
+        file.write(record("She sleeps."))
+    (tmp_path / "notes.txt").write_text("not JSON")
+    pairs = read_pairs([str(tmp_path), str(some)])
+    assert [each.good for each in pairs] == ["She sleeps.", "Who sleeps?", "He sleeps."]
+    few = read_pairs([str(tmp_path)], per_paradigm=1)
+    assert [each.good for each in few] == ["She sleeps.", "He sleeps."]
+    for text in (same, "{", '{"sentence_good": "a"}\n'):
+        some.write_text(text)
+        with pytest.raises(ValueError, match=r"b\.jsonl"):
+            read_pairs([str(some)])
+
+
+@pytest.mark.skipif(not RECORDS.is_file(), reason="BLiMP is not on this machine")
+def test_the_real_records_are_67_paradigms():
+    pairs = read_pairs([str(RECORDS)], per_paradigm=3)
+    assert len(pairs) == 3 * 67 and len({each.phenomenon for each in pairs}) == 13
+
+
+def test_pairs_that_share_a_sentence_are_left_out():
+    pairs = [pair("a", "b"), pair("a", "c"), pair("d", "b"), pair("e", "f")]
+    pairs += [pair("g", "h", paradigm="q")]
+    assert [each.good for each in distinct_pairs(pairs, 2)] == ["a", "e", "g"]
+    assert [each.good for each in distinct_pairs(pairs, 1)] == ["a", "g"]
 
 
 def test_a_sentence_is_the_mean_of_its_tokens():
@@ -37,16 +158,17 @@ def test_a_sentence_is_the_mean_of_its_tokens():
 
 def test_what_distinguishes_sentences_is_found_and_the_control_is_at_chance():
     pairs = [pair(f"{i} is", f"{i} are") for i in range(40)]
-    scores = probe_pairs(our_model(), load_tokenizer("bytes"), pairs)
-    assert len(scores) == 2 * 2 * 2 * TINY["num_hidden_layers"]
-    for layer in range(TINY["num_hidden_layers"]):
-        name = f"layer {layer}"
-        found, control = (
-            scores["converged probe of hidden vectors", each] for each in (name, f"{name}, control")
-        )
-        assert found.count == 40 and found.value > 0.95 and len(found.repeats) == FOLDS
-        assert found.value == pytest.approx(np.mean(found.repeats))
-        assert abs(control.value - 0.5) < 0.25 and not control.repeats
+    read = probe_pairs(our_model(), load_tokenizer("bytes"), pairs)
+    assert len(read) == 2 * 2 and {len(layers) for layers in read.values()} == {4}
+    shallow = {table: layers[:2] for table, layers in read.items()}
+    rows = {(row.table, row.name): row for row in probe_rows({"deep": read, "shallow": shallow})}
+    for layer in range(4):
+        table, name = "converged probe of hidden vectors", f"layer {layer}"
+        found, control = rows[table, name], rows[table, f"{name}, control"]
+        assert set(found.scores) == ({"deep", "shallow"} if layer < 2 else {"deep"})
+        score = found.scores["deep"]
+        assert score.value > 0.95 and len(score.repeats) == FOLDS and found.at == layer
+        assert abs(control.scores["deep"].value - 0.5) < 0.25 and not control.is_comparable
 
 
 def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
@@ -64,12 +186,3 @@ def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
     assert len(seen) == 10
     for fitted, tested, share in seen:
         assert not fitted & tested and share == 0.5
-
-
-def test_pairs_that_share_a_sentence_are_left_out():
-    pairs = [pair("a", "b"), pair("a", "c"), pair("d", "b"), pair("e", "f"), pair("g", "h", "q")]
-    pairs += [pair(f"{i}", f"-{i}", f"r{i}") for i in range(4)]
-    assert [one.good for one in distinct_pairs(pairs, 2)] == ["a", "e", "g", "0", "1", "2", "3"]
-    assert len(distinct_pairs(pairs, 1)) == 6 and distinct_pairs(pairs, None) == []
-    with pytest.raises(ValueError, match="at least 5 pairs that share no sentence, there are 1"):
-        distinct_pairs(pairs[:3], 9)

@@ -171,10 +171,3 @@ def test_shares_of_problems_with_several_answers():
             sum(sum(oks) / len(oks) for oks in of_level) / len(of_level), rel=1e-12
         )
         assert shares.steps == sum(all(oks) for oks in of_level) / len(of_level)
-
-
-def test_unknown_tasks_and_options():
-    with pytest.raises(ValueError, match="unknown task 'algebra'; there are arithmetic, prosqa"):
-        get_task("algebra")
-    with pytest.raises(ValueError, match="no option operand; there are operands, operators"):
-        get_task("arithmetic").problems("test", 1, 0, operand=3)

@@ -1,70 +1,24 @@
-"""The paper's artefacts: their plans at every scale, and their numbers against its text."""
+"""The paper's artefacts: their plans and claims at every scale, and their numbers against it."""
 
-import functools
 import re
 from pathlib import Path
 
 import pytest
 
 from layermem.models.registry import lookup
-from layermem_bench.efficiency import model_sizes
-from layermem_bench.paper import costs, get_artefact, names
-from layermem_bench.paper.artefact import SCALES, Observing
+from layermem_bench import cli
+from layermem_bench.paper import get_artefact, names
+from layermem_bench.paper.artefact import SCALES
+from layermem_bench.paper.evaluated import NAMES, leave_out
+from layermem_bench.paper.standing import standings
 from layermem_bench.presets import get_preset
-from layermem_bench.results.costs import Measurement
-from layermem_bench.study import estimates
+from layermem_bench.results.comparing import judge
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import Metric, Row, StudyResult
 from layermem_bench.study.boards import open_boards, parse_arms
-from layermem_bench.study.planning import counting_runs, stages, trials
-from layermem_bench.study.records import RecordedRuns
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
-# It draws problems, the same ones for many artefacts.
-_vocabulary_and_length = functools.cache(model_sizes.vocabulary_and_length)
-
-
-def runs_of(study, folder="runs"):
-    """Return the planned runs of a study by name, no rate being chosen yet."""
-    plan, recorded = {}, RecordedRuns(Path(folder))
-    for stage in stages(study.boards):
-        for board in stage:
-            plan |= trials(board) | counting_runs(board, study.seeds, {}, recorded.path_of)
-    return plan
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", names())
-def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_sizes, "vocabulary_and_length", _vocabulary_and_length)
-    study = get_artefact(name).study(name, scale)
-    boards, runs = estimates.estimate(study, tmp_path), runs_of(study)
-    assert sum(board.trials + board.counting for board in boards) == len(runs)
-    assert (not runs) == (name in ("table8", "table9"))
-    for board in boards:
-        assert board.flops > 0 and board.tokens > 1e4 and not board.recorded
-    assert study.claims
-    # What is claimed is of arms that are trained.
-    arms = {planned.arm for planned in runs.values()}
-    for claim in study.claims if arms else ():
-        assert any(claim.arm.startswith(arm) for arm in arms), claim
-
-
-def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape():
-    """Runs of figure 6 are used for the board of that shape, and the other way round."""
-    deepest = get_artefact("fig6").boards("tiny")[-1]
-    deep, wide = open_boards(("tiny-lm@64x32", "tiny-lm@16x64"), "plain,lime")
-    assert deepest.base.id == deep.base.id != wide.base.id
-    small, paper = (get_artefact("fig6").boards(scale)[1] for scale in SCALES[1:])
-    assert small.base.model.sizes() == {**paper.base.model.sizes(), "num_hidden_layers": 32}
-
-
-@pytest.mark.parametrize("name", names())
-def test_scale_paper_is_the_papers_configuration(name):
-    study = get_artefact(name).study(name, "paper")
-    for board in study.boards:
-        assert board.base == get_preset(board.base.preset)
-        assert board.base.preset.startswith("paper-") and not board.rates
-    bases = {board.name: board.base for stage in stages(study.boards) for board in stage}
-    assert all(p.run.seed == bases[p.board].seed for p in runs_of(study).values())
+COUNTED = ("table8", "table9")
 
 
 def test_the_fixed_names():
@@ -75,25 +29,61 @@ def test_the_fixed_names():
         get_artefact("table77")
 
 
-def test_one_run_has_one_folder_in_all_artefacts(tmp_path, monkeypatch):
-    """Runs are shared between artefacts: the same name is the same run."""
-    # A plan looks for runs that are there already.
-    monkeypatch.chdir(tmp_path)
+def runs_of(study):
+    """Yield the board's name, the arm's and the run of each, before rates and seeds."""
+    for board in study.boards:
+        for arm in board.arms:
+            yield board.name, arm.name, arm.change(board.base)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", names())
+def test_every_artefact_is_a_study_whose_claims_are_judged(name, scale):
+    study = get_artefact(name).study(name, scale)
+    assert study.name == f"paper/{name}-{scale}" and study.title and study.claim and study.claims
+    assert len(study.seeds) == {"tiny": 5, "small": 3, "paper": 1}[scale]
+    runs = list(runs_of(study))
+    assert (not runs) == (name in COUNTED)
+    for board in study.boards if scale == "paper" else ():
+        # The paper's own configuration, at its one rate and seed.
+        assert board.base == get_preset(board.base.preset) and not board.rates
+        assert board.base.preset.startswith("paper-") and study.seeds == (board.base.seed,)
+    # What is claimed is of arms that are trained, and on made-up rows it is judged as it says.
+    arms = {arm for _, arm, _ in runs} or {"plain", "lime", "hyper_connections"}
+    for claim in study.claims:
+        for arm in (claim.arm, claim.against):
+            assert arm is None or any(arm.startswith(each) for each in arms), claim
+    for claim in (each for each in study.claims if each.direction in ("higher", "lower")):
+        values = {claim.arm: 1.0, claim.against: 2.0}
+        rows = tuple(
+            Row(metric=claim.quantity, arm=arm, by_seed={s: v * (1 + 0.01 * s) for s in range(3)})
+            for arm, v in values.items()
+        )
+        result = StudyResult(
+            **{"command": "c", "name": "n", "title": "t", "seeds": (0, 1, 2), "boards": ()},
+            **{"runs": (), "rows": rows, "metrics": {claim.quantity: Metric()}},
+            claims=(claim,),
+        )
+        (judged,) = judge(result)
+        assert (judged.verdict == "holds") == (claim.direction == "lower"), judged
+
+
+def test_one_run_has_one_name_in_all_artefacts():
+    """Runs are shared between artefacts: the same board and arm is the same run."""
     by_name = {}
     for scale in SCALES:
         for name in names():
-            for label, planned in runs_of(get_artefact(name).study(name, scale, 2)).items():
-                assert by_name.setdefault(label, planned.run.id) == planned.run.id, label
+            for board, arm, run in runs_of(get_artefact(name).study(name, scale)):
+                assert by_name.setdefault((scale, board, arm), run.id) == run.id, (board, arm)
 
 
-def test_fine_tuning_starts_from_the_pretrained_run_of_the_same_arm_and_seed():
-    runs = runs_of(get_artefact("prosqa").study("prosqa", "paper", 2))
-    tuned = {label: p.run for label, p in runs.items() if label.startswith("paper-prosqa")}
-    assert len(tuned) == 4 and list(runs)[0].startswith("paper-150m/")
-    for label, run in tuned.items():
-        pretrained = label.replace("paper-prosqa", "paper-150m")
-        assert run.model.pretrained == f"runs/{pretrained}/final"
-        assert (runs[pretrained].run.variant, runs[pretrained].run.seed) == (run.variant, run.seed)
+def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape():
+    """Runs of figure 6 are used for the board of that shape, and the other way round."""
+    deepest = get_artefact("fig6").boards("tiny")[-1]
+    deep, wide = open_boards(("tiny-lm@64x32", "tiny-lm@16x64"), "plain,lime")
+    assert deepest.base.id == deep.base.id != wide.base.id
+    (board,) = get_artefact("prosqa").boards("paper")
+    assert board.starts_from.name == "paper-150m"
 
 
 def paper_tables(text):
@@ -118,9 +108,8 @@ def printed_as(number):
     }
 
 
+@pytest.mark.skipif(not PAPER.exists(), reason="the text of the paper is not at hand")
 def test_the_papers_numbers_are_in_its_text():
-    if not PAPER.exists():
-        pytest.skip("the text of the paper is not at hand")
     text = PAPER.read_text(encoding="utf-8")
     tables, checked = paper_tables(text), 0
     labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
@@ -130,29 +119,24 @@ def test_the_papers_numbers_are_in_its_text():
                 short = f"{100 * number.value:.4g}"
                 assert short in text or f"{number.value:.1f}" in text, number
                 continue
-            rows = [
-                row
-                for row in tables[number.where]
-                if any(cell.startswith(labels[number.arm.split(":")[0]]) for cell in row)
-            ]
+            label = labels[number.arm.split(":")[0]]
+            rows = [r for r in tables[number.where] if any(c.startswith(label) for c in r)]
             cells = " ".join(cell for row in rows for cell in row)
             assert any(p in cells for p in printed_as(number)), number
             checked += 1
     assert checked > 100
     # The column of each task, by the table's header.
-    columns = {"average": "Avg"}
     for name in ("table1", "table4", "table5", "table6"):
         rows = {row[0].upper()[:2]: row for row in tables[f"Table {name[5:]}"]}
         for number in get_artefact(name).numbers:
             row = rows[labels[number.arm].upper()[:2]]
-            at = rows["MO"].index(columns.get(number.quantity, number.quantity))
+            at = rows["MO"].index({"average": "Avg"}.get(number.quantity, number.quantity))
             assert float(row[at]) == pytest.approx(100 * number.value), number
-    arms = {"average": "LIME average", "": "LIME"}
     by_label = {row[0]: row[1] for row in tables["Table 7"]}
     for number in get_artefact("table7").numbers:
         parts = re.findall(r"router=(\w+)|window=(\d)", number.arm)
         kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
-        label = arms.get(kind, f"LIME {kind}-{window}")
+        label = {"average": "LIME average", "": "LIME"}.get(kind, f"LIME {kind}-{window}")
         assert by_label["LLaMA" if number.arm == "plain" else label] == f"{number.value:.4f}"
 
 
@@ -164,9 +148,8 @@ def _sources(arm, layers):
         fields["router_window"] = int(fields["router_window"])
     entry = lookup(variant)
     config = entry.config(num_hidden_layers=layers, **fields)
-    sources = (
-        () if variant == "plain" else [entry.variant.sources(config, at) for at in range(layers)]
-    )
+    has_sources = variant != "plain"
+    sources = [entry.variant.sources(config, at) for at in range(layers) if has_sources]
     return variant, fields.get("router") == "average", tuple(sources)
 
 
@@ -180,29 +163,52 @@ def test_arms_of_table_7_are_models_that_differ(scale):
         full = _sources("lime", layers)
         for left_out in {number.arm for number in artefact.numbers} - arms:
             assert _sources(left_out, layers) == full, left_out
-    claimed = {claim.against for claim in artefact.claims(scale)} - {"plain"}
-    assert claimed <= {arm.name for board in artefact.boards(scale) for arm in board.arms}
 
 
-def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):
-    def measure_once(run, modes, file):
-        slower = 1 + int(file.stem[-1])  # A machine that is busy in one repeat.
-        more = {"plain": 1.0, "lime": 1.1, "hyper_connections": 1.5}
-        steps = {
-            arm: Measurement(
-                seconds=slower * more[arm], low=0, high=0, peak=None if arm == "lime" else 10**6
-            )
-            for arm in more
-        }
-        return dict.fromkeys(modes, steps)
+def test_a_table_can_be_had_without_some_of_its_tasks():
+    """Averages are those of the others then, the paper's too."""
+    whole = get_artefact("table1")
+    part = leave_out(whole, ["MultiRC", "wic", "wic"])
+    assert part.tasks == ("QNLI", "ARC-E", "ARC-C", "KV", "Induction", "LD-3")
+    average = "average without MultiRC, WiC"
+    assert {claim.quantity for claim in part.claims("tiny")} == {average}
+    (ours,) = [n for n in part.numbers if (n.quantity, n.arm) == (average, "lime")]
+    six = (51.43, 71.15, 39.30, 55.64, 55.36, 34.47)
+    assert ours.value == pytest.approx(sum(six) / 600, abs=1e-6)
+    assert {number.quantity for number in part.numbers} == {*part.tasks, average}
+    assert leave_out(whole, []) is whole and set(whole.tasks) <= set(NAMES)
 
-    monkeypatch.setattr(costs, "measure_once", measure_once)
-    trained = Observing(scale="tiny", seeds=(0, 1), records={}, out=tmp_path)
-    observed = {(o.quantity, o.arm): o for o in get_artefact("table9").observe(trained)}
-    more_time = observed["time above plain, grouped queries, eager", "lime"]
-    assert more_time.by_seed == pytest.approx({0: 0.1, 1: 0.1})
-    seconds = observed["seconds of a step, grouped queries, eager", "lime"]
-    assert seconds.by_seed == pytest.approx({0: 1.1, 1: 2.2})
-    # What the system does not say has no row.
-    peaks = {arm for quantity, arm in observed if quantity.startswith("peak")}
-    assert peaks == {"plain", "hyper_connections"}
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["paper/tabel7"], "'tabel7'.*table7"),
+        (["paper/fig1", "--records", "here", "--dry-run"], "--records here"),
+        (["paper/fig1", "--without", "WiC"], "--without WiC"),
+        (["paper/table5", "--without", "WiC", "--dry-run"], "--without WiC.*arc-e.*obqa"),
+        (["paper/table5", "--without", "ARC-E", "ARC-C", "HellaSwag", "OBQA"], "--without"),
+        (["paper/table7", "--scale", "paper"], "table7.*paper.*a GPU"),
+    ],
+)
+def test_what_is_asked_wrongly(argv, named, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match=named):
+        cli.main(["study", *argv, "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_artefact_without_runs_by_its_command_and_where_it_stands(tmp_path):
+    def state():
+        (at,) = [s for s in standings(tmp_path) if (s.name, s.scale) == ("table8", "tiny")]
+        return at.state
+
+    assert state() == "not begun"
+    cli.main(["study", "paper/table8", "--out", str(tmp_path)])
+    folder = tmp_path / "studies" / "paper" / "table8-tiny"
+    result = read_result(StudyResult, folder / "study.json")
+    more = result.computed("parameters above plain, full attention")
+    assert more["plain"] == {0: 0.0} and 0 < more["lime"][0] < 0.01
+    assert "1.17687" in (folder / "index.html").read_text() and state() == "done"
+    text = (folder / "study.json").read_text()
+    (folder / "study.json").write_text(text[:-20])
+    assert state().startswith("damaged")

@@ -120,7 +120,7 @@ def test_curves_are_of_what_was_validated_and_say_what_is_missing(tmp_path):
     result = replace(made, runs=tuple(runs))
     (figure,) = drawings.learning_curves(result, result.boards[0])
     assert ">lime<" in figure.svg and ">mudd<" not in figure.svg
-    assert "ended of: plain, mudd." in figure.caption and "recorded of: mudd." in figure.caption
+    assert "ended of: plain." in figure.caption and "recorded of: mudd." in figure.caption
     drawings.draw_curves(result, tmp_path / "curves.svg")
     assert ">plain<" in (tmp_path / "curves.svg").read_text()
     with pytest.raises(ValueError, match="no validation"):

@@ -64,10 +64,6 @@ def test_intervals_of_shares_end_at_0_and_1_and_those_of_differences_do_not(
     assert format_ends(0.4, (-0.2, 1.5), True, "+") == "+40% (-20% to +150%)"
 
 
-def test_no_interval_is_nothing():
-    assert format_interval(None, True) == "" and format_p(None) == ""
-
-
 @pytest.mark.parametrize(
     ("value", "is_share", "written"),
     [
@@ -98,7 +94,7 @@ def test_small_numbers_have_five_digits_and_large_ones_a_unit():
     [(0.0009, "< 0.001"), (0.03, "0.030"), (0.0499, "0.050"), (0.05, "0.050, within noise")],
 )
 def test_from_a_twentieth_on_it_is_within_noise(p, written):
-    assert format_p(p) == written
+    assert format_p(p) == written and format_p(None) == format_interval(None, True) == ""
 
 
 def test_pairs_that_would_settle_it():

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 from made_up import a_comparison, a_result
-from recorded import a_point
+from recorded import a_point, record
 
+from layermem_bench import cli
 from layermem_bench.report import study as report
 from layermem_bench.report.page import write_page
 from layermem_bench.report.study_tables import (
@@ -113,7 +114,7 @@ def test_more_right_answers_are_ahead_and_one_arm_is_alone():
     said = report.sentence(a_comparison(SHARES, metric=RIGHT))
     assert said.endswith("ahead: lime (+20.3% ± 1.4%); within noise: mudd.")
     assert report.sentence(a_comparison({"plain": (1.0, 2.0)})) == (
-        "On b, equal tokens: plain alone, validation loss 1.5 ± 6.4"
+        "On b, equal tokens: plain alone, validation loss 1.5 ± 6.4."
     )
 
 
@@ -303,3 +304,19 @@ def test_runs_made_differently_are_said_to_be():
     said = "Not all of them were made with the same versions"
     assert said not in table.caption
     assert said in runs_table(replace(result, runs=other)).caption
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_prints_and_writes(tmp_path, capsys):
+    rights = {("plain", 0): 0.30, ("plain", 1): 0.40, ("lime", 0): 0.52, ("lime", 1): 0.60}
+    runs = [
+        str(record(tmp_path / f"{variant}-s{seed}", variant=variant, seed=seed, right=right))
+        for (variant, seed), right in rights.items()
+    ]
+    cli.main(["report", *runs, "--out", str(tmp_path / "page")])
+    assert "+21% ± 13%" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "page").iterdir()} == {"index.html", "study.json"}
+    cli.main(["report", *runs, "--figure", str(tmp_path / "a.svg")])
+    assert ">lime<" in (tmp_path / "a.svg").read_text()
+    with pytest.raises(SystemExit, match="nowhere"):
+        cli.main(["report", str(tmp_path / "nowhere")])

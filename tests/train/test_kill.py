@@ -70,7 +70,7 @@ def wait_for_end(started, tmp_path):
 @pytest.mark.parametrize(
     ("processes", "kills"),
     [
-        pytest.param(1, 4, id="4 kills"),
+        pytest.param(1, 3, id="3 kills"),
         pytest.param(1, 40, id="40 kills", marks=pytest.mark.slow),
         pytest.param(2, 4, id="4 kills of two processes", marks=pytest.mark.slow),
     ],
@@ -102,7 +102,7 @@ def test_killed_again_and_again_it_ends_alike(processes, kills, tmp_path):
             process.join()
             assert process.exitcode in (-signal.SIGKILL, 0), read_errors(process, tmp_path)
         in_a_save += folder.staging.exists()
-    assert in_a_save >= kills // 4, "too few kills fell into a save"
+    assert in_a_save >= max(1, kills // 4), "too few kills fell into a save"
     wait_for_end(start(config, out, processes, "--resume"), tmp_path)
     assert_same_end(folder, RunFolder(tmp_path / "whole"))
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 import layermem
 from layermem_bench.config.run import Optim
+from layermem_bench.train.checkpoints import load_moments, whole_moments
 from layermem_bench.train.optimizer import build_optimizer, parameter_groups, set_learning_rates
 
 
@@ -98,7 +99,7 @@ def stepped(device, steps, ids, state=None):
     optimizer = build_optimizer(model, model.variant.overrides, Optim(), device)
     if state is not None:
         model.load_state_dict(state[0])
-        optimizer.load_state_dict(state[1])
+        load_moments(optimizer, state[1])
     for _ in range(steps):
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
@@ -118,7 +119,7 @@ def test_a_step_is_fused_on_cuda_alone_and_the_same_but_for_rounding(ids):
 @pytest.mark.parametrize(("before", "after"), [(CPU, CUDA), (CUDA, CPU)], ids=["to", "from"])
 def test_a_checkpoint_says_nothing_of_how_a_step_is_carried_out(before, after, ids):
     model, optimizer = stepped(before, 3, ids)
-    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    state = copy.deepcopy((model.state_dict(), whole_moments(optimizer)))
     ours, resumed = stepped(after, 2, ids, state)
     assert {group["fused"] for group in resumed.param_groups} == {True if after == CUDA else None}
     theirs, _ = stepped(after, 5, ids)

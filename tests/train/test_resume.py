@@ -152,7 +152,7 @@ def drop_a_weight(checkpoint):
 
 def spoil_a_moment(checkpoint):
     state = torch.load(checkpoint / "training.pt", weights_only=True)
-    state["optimizer"]["state"][0]["exp_avg"].fill_(torch.nan)
+    state["moments"][0]["exp_avg"].fill_(torch.nan)
     torch.save(state, checkpoint / "training.pt")
 
 

@@ -1,10 +1,9 @@
-"""Open the checkpoints of a command, and refuse two that cannot be compared token by token.
+"""Open the checkpoints of a command, and load their models.
 
 Opening reads a config and a tokenizer; weights are read by ``load_model``, after all other checks.
 """
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,20 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.models.hub import find_commit
 from layermem.models.pretrained import naming_source
-from layermem.retrofit.attachment import MEMORY
-from layermem.retrofit.loading import (
-    find_base,
-    is_attached,
-    load_attached,
-)
-from layermem_bench.analysis.earlier_stages import Lineage, read_lineage
+from layermem.retrofit.loading import find_base, is_attached, load_attached
+from layermem_bench.analysis.earlier_stages import read_lineage
 from layermem_bench.config.run import Data, Run
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 
 logger = logging.getLogger(__name__)
-
-# The list of layers in the name of a weight, and the layer's number.
-_OF_A_LAYER = re.compile(r"(.*?)\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +45,23 @@ class Checkpoint:
     """Of the hub: the commit that all files of the model, or of the base, are of."""
 
     @property
-    def predecessor(self) -> int | None:
-        """Id that stands before a text: in the blocks of a run on text from new weights its end
-        token, which says nothing where documents are kept apart; else the tokenizer's BOS, or EOS
-        where it has no BOS, so that a model and what it was made from are read alike; None: nothing
-        stands there, or nothing that the model has learnt."""
-        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        if self.text is not None and not self.has_added_tokens:
-            return None if self.text.isolate_documents else eos
-        return eos if bos is None else bos
-
-    @property
     def has_added_tokens(self) -> bool:
         """Whether the model has learnt what the tokenizer puts before a text: runs on text from new
         weights have it nowhere in their blocks."""
         return self.text is None or self.goes_on
+
+    @property
+    def predecessor(self) -> int | None:
+        """Id that stands before a text; None: nothing, or nothing that the model has learnt.
+
+        In the blocks of a run on text from new weights it is the end token, which says nothing
+        where documents are kept apart; else the tokenizer's BOS, or EOS where it has no BOS, so
+        that a model and what it was made from are read alike.
+        """
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if self.text is not None and not self.has_added_tokens:
+            return None if self.text.isolate_documents else eos
+        return eos if bos is None else bos
 
     def load_config(self) -> Any:
         """Return the config of the model."""
@@ -102,8 +95,8 @@ def load_model(
     With ``with_head`` it is to predict the next token, so that an encoder is refused. Without it
     the head may be missing: nothing is predicted.
     """
-    found, revision = checkpoint.location, checkpoint.revision
-    model = _load_whole(found, dtype, with_head=with_head, revision=revision)
+    location, revision = checkpoint.location, checkpoint.revision
+    model = _load_whole(location, dtype, with_head=with_head, revision=revision)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     if with_head:
         check_causal(model)
@@ -124,9 +117,10 @@ def _load_whole(
     revision: str | None = None,
 ) -> Any:
     """Return a model, attached or not; refuse one that lacks weights, but for the head's."""
-    load = load_attached if is_attached(location) else _load_bare
+    load = load_attached if is_attached(location) else AutoModelForCausalLM.from_pretrained
     of_hub = {} if revision is None else {"revision": revision}
-    model, info = load(location, dtype=dtype, output_loading_info=True, **of_hub)
+    with _explain_missing_model(location), naming_source(location):
+        model, info = load(location, dtype=dtype, output_loading_info=True, **of_hub)
     # Any other missing weight would be measured at its random start.
     prefix = "" if with_head else f"{model.base_model_prefix}."
     if missing := sorted(name for name in info["missing_keys"] if name.startswith(prefix)):
@@ -135,34 +129,6 @@ def _load_whole(
             "damaged, or of another architecture than its config.json says; save it again"
         )
     return model
-
-
-def _load_bare(location: Path | str, **options: Any) -> tuple[Any, Any]:
-    """Return a model without attached memory, and what transformers reports of its loading."""
-    with _explain_missing_model(location), naming_source(location):
-        model, loading = AutoModelForCausalLM.from_pretrained(location, **options)
-    if left := sorted(name for name in loading["unexpected_keys"] if _is_left_out(model, name)):
-        raise ValueError(
-            f"{location} has {len(left)} weights of layers, such as {left[0]}, which the model of "
-            "its config.json has no place for: the two are of different models; copy both again"
-        )
-    return model, loading
-
-
-def _is_left_out(model: Any, name: str) -> bool:
-    """Return whether a weight that a model has no place for is of a layer beyond its last one, of
-    a router, or the bias of a projection; others are of a head, or buffers of older releases."""
-    if f".{MEMORY}." in name:
-        return True
-    path, _, leaf = name.rpartition(".")
-    modules = dict(model.named_modules())
-    if leaf == "bias" and isinstance(getattr(modules.get(path), "weight", None), torch.Tensor):
-        return True
-    numbered = _OF_A_LAYER.match(name)
-    if numbered is None:
-        return False
-    layers = modules.get(numbered[1])
-    return isinstance(layers, torch.nn.ModuleList) and int(numbered[2]) >= len(layers)
 
 
 @torch.no_grad()
@@ -184,18 +150,6 @@ def check_causal(model: Any) -> None:
         )
 
 
-def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:
-    """Raise if one vocabulary is used in two ways, so that words are at different tokens."""
-    for text in texts:
-        of_both = [each.tokenizer(text, add_special_tokens=False) for each in (first, second)]
-        if of_both[0]["input_ids"] != of_both[1]["input_ids"]:
-            raise ValueError(
-                f"the tokenizers of {first.name} and {second.name} have the same vocabulary, but "
-                "split the same text into different tokens, so the models cannot be compared token "
-                "by token; analyze them one at a time"
-            )
-
-
 def _open_checkpoint(path: str, name: str) -> Checkpoint:
     """Open the final model of a run, a saved model, or a model on the hub."""
     folder = RunFolder(path)
@@ -215,41 +169,19 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         AutoConfig.from_pretrained(base, revision=revision or "main")
     # Asked once there is a model; what is pushed from here on is not mixed with it.
     revision = find_commit(base, revision=revision) or revision
-    lineage = _lineage_of(location, revision)
+    lineage = read_lineage(location, revision)
     has_tokenizer = (Path(location) / "tokenizer_config.json").exists()
     return Checkpoint(
         name=name,
         location=location,
         tokenizer=_load_tokenizer(location) if has_tokenizer else _load_tokenizer(base, revision),
         run=run,
-        text=_text_of(run, lineage),
-        goes_on=_goes_on(lineage),
+        text=lineage.stages[-1].text if lineage.stages else None,
+        goes_on=lineage.before is not None and bool(lineage.stages),
         folder=folder if is_run else None,
         base=None if base == location else base,
         revision=revision,
     )
-
-
-def _lineage_of(location: Path | str, revision: str | None = None) -> Lineage | None:
-    """Return what a model was trained on; None: that cannot be read."""
-    try:
-        return read_lineage(location, revision)
-    except ValueError as error:
-        logger.warning("how %s was trained is not known: %s", location, error)
-        return None
-
-
-def _goes_on(lineage: Lineage | None) -> bool:
-    """Return whether our runs went on from a model of others."""
-    return lineage is not None and lineage.before is not None and bool(lineage.stages)
-
-
-def _text_of(run: Run | None, lineage: Lineage | None) -> Data | None:
-    """Return how a model was trained on text, if that was the last of its training: also of a run's
-    model under another path, as a checkpoint or a copy, which has no run."""
-    if run is not None:
-        return run.data if run.task.name is None else None
-    return lineage.stages[-1].data if lineage is not None and lineage.stages else None
 
 
 def _load_tokenizer(location: Path | str, revision: str | None = None) -> Any:

@@ -7,7 +7,7 @@ Letters: B batch, T tokens, C readers, S sources.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,9 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from layermem.models.seams import DepthWeights
-from layermem_bench.results.analysis import DepthMixture
+from layermem_bench.analysis.capture import Subject, capture
+from layermem_bench.results.analysis import DepthMixture, to_rows
 
 _PARTS = {"attn_connection": "attention", "mlp_connection": "mlp", "memory": "memory"}
+
+
+def weights_over_depth(subject: Subject) -> Mapping[str, Any]:
+    """Return what each place that mixes over depth reads on the sequences."""
+    with recording(subject.model) as mixtures:
+        if any(isinstance(module, DepthWeights) for module in subject.model.modules()):
+            batches = subject.batches(subject.texts, "weights over depth")
+            for _ in capture(subject.model, batches, kinds=()):
+                pass
+        return {"mixtures": mixtures()}
 
 
 class _Moments:
@@ -31,9 +42,7 @@ class _Moments:
         self.squares: np.ndarray = np.zeros(())
 
     def add(self, weights: np.ndarray) -> None:
-        """Add weights [tokens, C, S]."""
-        if not len(weights):
-            return
+        """Add weights [tokens, C, S], of one token or more."""
         mean = weights.mean(0)
         squares = np.square(weights - mean).sum(0)
         # The moments of two sets together, without the cancellation of sums of squares.
@@ -44,15 +53,31 @@ class _Moments:
         self.count = total
 
 
-class DepthRecorder:
-    """The weights that ``recording`` has seen."""
+@contextmanager
+def recording(model: nn.Module) -> Iterator[Callable[[], tuple[DepthMixture, ...]]]:
+    """Record the weights over depth of every forward of ``model.base_model`` inside the block.
 
-    def __init__(self) -> None:
-        self._watched: dict[str, tuple[DepthWeights, _Moments]] = {}
-        self._mask: Tensor | None = None
+    Yield a function that returns what each place has read, in the order of the model's modules.
+    """
+    mask: Tensor | None = None
+    places = {
+        path: (module, _Moments())
+        for path, module in model.named_modules()
+        if isinstance(module, DepthWeights)
+    }
 
-    def mixtures(self) -> tuple[DepthMixture, ...]:
-        """Return what each place has read, in the order of the model's modules."""
+    def note_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal mask
+        mask = kwargs.get("attention_mask")
+
+    def record(moments: _Moments, module: nn.Module, args: Any, weights: Tensor) -> None:
+        by_token = weights.detach().reshape(-1, *weights.shape[-2:])
+        # Constant weights are [C, S] or [1, C, S]; others have a row for each token.
+        if mask is not None and len(by_token) == mask.numel():
+            by_token = by_token[mask.bool().flatten()]
+        moments.add(by_token.to("cpu", torch.float64).numpy())
+
+    def mixtures() -> tuple[DepthMixture, ...]:
         return tuple(
             DepthMixture(
                 place=_name_place(path),
@@ -61,46 +86,16 @@ class DepthRecorder:
                 mean=to_rows(moments.mean),
                 deviation=to_rows(np.sqrt(moments.squares / moments.count)),
             )
-            for path, (module, moments) in self._watched.items()
+            for path, (module, moments) in places.items()
             if moments.count
         )
 
-    def watch(self, model: nn.Module) -> Iterator[Any]:
-        """Register the hooks on a model; yield their handles."""
-        for path, module in model.named_modules():
-            if isinstance(module, DepthWeights):
-                self._watched[path] = module, _Moments()
-                yield module.register_forward_hook(partial(self._record, self._watched[path][1]))
-        base: Any = getattr(model, "base_model", model)
-        yield base.register_forward_pre_hook(self._note_mask, with_kwargs=True)
-
-    def _note_mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Keep the attention mask of the forward that begins."""
-        self._mask = kwargs.get("attention_mask")
-
-    def _record(self, moments: _Moments, module: nn.Module, args: Any, weights: Tensor) -> None:
-        mask = self._mask
-        if mask is not None and mask.dim() == 2 and weights.dim() > 2:
-            tokens = weights.shape[:-2]
-            if tokens.numel() != mask.numel():
-                raise ValueError(
-                    f"{type(module).__name__} returns weights of {list(weights.shape)}, expected "
-                    f"[C, S] or [B, T, C, S] with {list(mask.shape)} tokens: padding could not be "
-                    "left out"
-                )
-            weights = weights.reshape(-1, *weights.shape[-2:])[mask.bool().flatten()]
-        array = weights.detach().to("cpu", torch.float64).numpy()
-        moments.add(array.reshape(-1, *array.shape[-2:]))
-
-
-@contextmanager
-def recording(model: nn.Module) -> Iterator[DepthRecorder]:
-    """Record the weights over depth of every forward of ``model.base_model`` inside the block."""
-    recorder = DepthRecorder()
     with ExitStack() as hooks:
-        for handle in recorder.watch(model):
-            hooks.callback(handle.remove)
-        yield recorder
+        for module, moments in places.values():
+            hooks.callback(module.register_forward_hook(partial(record, moments)).remove)
+        base: Any = getattr(model, "base_model", model)
+        hooks.callback(base.register_forward_pre_hook(note_mask, with_kwargs=True).remove)
+        yield mixtures
 
 
 def _name_place(path: str) -> str:
@@ -110,8 +105,3 @@ def _name_place(path: str) -> str:
         return "final norm" if re.search(r"\bstream\b", path) else path
     part = next((_PARTS[part] for part in path.split(".") if part in _PARTS), path)
     return f"layer {layer[1]}, {part}"
-
-
-def to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """Return a matrix as a result holds it."""
-    return tuple(map(tuple, matrix.tolist()))

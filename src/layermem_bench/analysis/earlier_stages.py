@@ -1,31 +1,42 @@
 """What a saved model was trained on, stage by stage, and what a further stage may not hold out.
 
-A run refuses validation data that an earlier stage trained on. Documents, records and problems of
-files are known by a sketch of their hashes, which says how many are missed
-(``data.document_hashes``); problems that are drawn, by the options that split them.
+    "layermem_lineage": {"before": null,
+                         "stages": [{"run_id": "2a2dea647461", "documents": "hashes", ...}]}
+
+A run refuses validation data that an earlier stage trained on. It also refuses a model whose
+training history is missing or damaged. Documents and problems of files are known by a sketch of
+their hashes, which says how many are missed (``data.document_hashes``). Drawn problems have none:
+each is on one side of the split by its own hash, in every run.
+
+A run writes the lineage into the config of the model that it trains, and so it goes wherever the
+model goes: into checkpoints, copies, conversions, attached models, saved routers and the hub. A
+model without it was trained by others, and what it has seen is unknown.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from layermem.models.configuration import LINEAGE
-from layermem_bench.analysis.lineage import damaged, read_lineage_fields, sealed
-from layermem_bench.config.run import Data, Run, Task
+from layermem_bench.config.run import Data, Run
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 from layermem_bench.data.document_hashes import Sketch
-from layermem_bench.tasks.registry import get_task
+
+ORIGIN = "origin.json"
+"""File of a run's checkpoint, which no other checkpoint has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one run trained a model on: text, or problems of a task."""
+    """What one run trained a model on."""
 
     run_id: str
-    data: Data | None = None
-    task: Task | None = None
+    text: Data | None = None
+    """How text was read; None: it learnt problems of a task."""
     documents: str = ""
-    """Sketch of what was trained on, of which problems that are drawn have none."""
+    """Sketch of what was trained on; empty: drawn problems."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,13 @@ class Lineage:
         """Return the lineage of a model that one more stage has trained."""
         return replace(self, stages=(*self.stages, stage))
 
+    def stage_that_learnt(self, documents: Sketch) -> Stage | None:
+        """Return the last stage that trained on some of these documents."""
+        for stage in reversed(self.stages):
+            if documents.copies_in(Sketch.from_text(stage.documents)):
+                return stage
+        return None
+
     def __str__(self) -> str:
         unknown = self.before and f"{self.before}, whose training data are unknown"
         runs = ", ".join(stage.run_id for stage in self.stages)
@@ -48,68 +66,73 @@ class Lineage:
 
 def stage_of(run: Run, documents: Sketch) -> Stage:
     """Return what a run trains on."""
-    stage = Stage(run_id=run.id, documents=documents.to_text())
-    if run.task.name is not None:
-        return replace(stage, task=run.task)
     # Where its prepared tokens lie is of no use elsewhere.
-    return replace(stage, data=replace(run.data, cache=None))
+    text = None if run.task.name else replace(run.data, cache=None)
+    return Stage(run_id=run.id, text=text, documents=documents.to_text())
 
 
 def write_lineage(config: Any, lineage: Lineage) -> None:
     """Write a lineage into the config of a model."""
-    setattr(config, LINEAGE, sealed(to_dict(lineage)))
+    setattr(config, LINEAGE, to_dict(lineage))
 
 
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
-    """Return the lineage of a saved model; see ``read_lineage_fields`` for what is refused."""
-    fields = read_lineage_fields(location, revision)
-    # Earlier versions knew files, by which no document can be looked up.
-    if not fields or "taught_by" in fields:
+    """Return the lineage of a saved model, in a folder or on the hub.
+
+    What is damaged, or what a run wrote and is lost, is an error. What cannot be read at all is
+    left to whoever loads the model.
+    """
+    saved = _saved_config(location, revision)
+    if LINEAGE not in saved and not _is_of_a_run(Path(location)):
         return Lineage(before=str(location))
     try:
-        return from_dict(Lineage, fields, "")
-    except (ValueError, TypeError) as error:
-        raise damaged(location, error) from error
+        lineage = from_dict(Lineage, saved[LINEAGE], "")
+        if not lineage.stages:
+            raise ValueError("it has no stage")
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"config.json of {location} does not say what the model was trained on ({LINEAGE}: "
+            f"{error}): put back the file that the run wrote, or train it again"
+        ) from error
+    return lineage
 
 
 def check_earlier_stages(run: Run, held_out: Sketch) -> Lineage:
     """Raise where a stage of the model that a run starts from was trained on its held-out data;
     return the stages, of which new weights have none."""
     start = run.model.pretrained or run.host.model
-    lineage = Lineage()
-    if start is not None:
-        lineage = read_lineage(start, run.host.revision)
-        _check_stages(run, held_out, lineage, f"{start}, which this run starts from,")
+    lineage = Lineage() if start is None else read_lineage(start, run.host.revision)
+    if stage := lineage.stage_that_learnt(held_out):
+        raise ValueError(
+            f"{start}, which this run starts from, was trained by run {stage.run_id} on documents "
+            "that are held out here: name a --validation (of a task, --task.options "
+            "validation=FILE test=FILE) of others, or hold out the share that was held out there"
+        )
     return lineage
-
-
-def _check_stages(run: Run, held_out: Sketch, lineage: Lineage, model: str) -> None:
-    for stage in reversed(lineage.stages):
-        told = f"{model} was trained by run {stage.run_id}"
-        if held_out.copies_in(Sketch.from_text(stage.documents)):
-            raise ValueError(
-                f"{told} on documents that are held out here: name a --validation (of a task, "
-                "--task.options validation=FILE test=FILE) of others, or hold out the share that "
-                "was held out there"
-            )
-        if stage.task is not None and stage.task.name == run.task.name:
-            _check_task(run, stage.task, told)
-
-
-def _check_task(run: Run, earlier: Any, told: str) -> None:
-    definition = get_task(str(run.task.name))
-    ours, theirs = run.task.fields(), earlier.fields()
-    for name in dict.fromkeys((*definition.splits_by(ours), *definition.splits_by(theirs))):
-        default = definition.options()[name]
-        mine, before = ours.get(name, default), theirs.get(name, default)
-        if mine != before:
-            raise ValueError(
-                f"{told} on problems of {name}={before}; of {name}={mine} some of them would be "
-                f"held out here: add --task.options {name}={before}, or train the stage before "
-                f"with {name}={mine}"
-            )
 
 
 def has_learnt(lineage: Lineage, documents: Sketch) -> bool:
     """Return whether a model was trained on some of these documents."""
-    return any(documents.copies_in(Sketch.from_text(stage.documents)) for stage in lineage.stages)
+    return lineage.stage_that_learnt(documents) is not None
+
+
+def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, Any]:
+    from transformers import PreTrainedConfig
+
+    try:
+        saved: dict[str, Any] = PreTrainedConfig.get_config_dict(location, revision=revision)[0]
+    except (OSError, ValueError):
+        return {}
+    # A model with attached memory has its host's config inside its own; a config beside saved
+    # routers is that of their base, and routers.json says what trained both.
+    saved = {**saved.get("host_config", {}), **saved}
+    routers = Path(location, "routers.json")
+    settings = json.loads(routers.read_text(encoding="utf-8")) if routers.is_file() else {}
+    return saved | {LINEAGE: settings[LINEAGE]} if LINEAGE in settings else saved
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint of a run, or the final model in a run's folder."""
+    whole = folder.resolve()
+    is_final = whole.name == "final" and (whole.parent / "metrics.jsonl").exists()
+    return folder.is_dir() and (is_final or (folder / ORIGIN).exists())

@@ -8,9 +8,41 @@ its released code uses a = 0.5.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
+
+from layermem_bench.analysis.capture import KINDS, Place, Subject
+from layermem_bench.results.analysis import ByLayer
+
+
+def entropy_by_layer(subject: Subject) -> Mapping[str, Any]:
+    """Return the entropy of the sequences by representation and layer.
+
+    The texts are read twice, so that no more than a batch is held in memory: for the moments by
+    which features are standardised over all sequences, then for the entropies.
+    """
+    standardisers: dict[Place, Standardiser] = {}
+    for captured in subject.captured(subject.texts, "moments"):
+        for place, array in captured.arrays.items():
+            standardisers.setdefault(place, Standardiser()).add(array[captured.mask])
+    entropies: dict[Place, list[float]] = {place: [] for place in standardisers}
+    for captured in subject.captured(subject.texts, "entropy"):
+        for place, array in captured.arrays.items():
+            for tokens, mask in zip(array, captured.mask, strict=True):
+                standardised = standardisers[place].standardise(tokens[mask])
+                entropies[place].append(matrix_entropy(standardised, subject.options.alpha))
+    layers = range(len(standardisers) // len(KINDS))
+    by_layer = {
+        kind: ByLayer(
+            mean=tuple(float(np.mean(entropies[kind, layer])) for layer in layers),
+            deviation=tuple(float(np.std(entropies[kind, layer])) for layer in layers),
+        )
+        for kind in KINDS
+    }
+    return {"entropy": by_layer}
 
 
 def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
@@ -19,8 +51,6 @@ def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
     if z.ndim != 2 or min(z.shape) < 1:
         raise ValueError(f"expected one array [tokens, features], got shape {z.shape}")
     check_finite(z, "token")
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
     # Z Z^T and Z^T Z have the same nonzero eigenvalues, so the smaller one is decomposed. Dividing
     # by the largest number first keeps squares from underflow and overflow.
     largest = np.abs(z).max()
@@ -51,10 +81,9 @@ class Standardiser:
 
     def add(self, tokens: np.ndarray) -> None:
         """Add an array [tokens, features] to the moments."""
-        tokens = np.asarray(tokens, dtype=np.float64)
         # StandardScaler would leave NaN out of the moments without a word.
         check_finite(tokens, "token")
-        self._moments.partial_fit(tokens)
+        self._moments.partial_fit(np.asarray(tokens, dtype=np.float64))
 
     def standardise(self, tokens: np.ndarray) -> np.ndarray:
         """Return (tokens - mean) / (deviation + 1e-5) of [..., features]."""

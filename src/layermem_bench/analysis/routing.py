@@ -5,18 +5,45 @@ that a forward uses now. Letters: L layers, R key-value heads.
 """
 
 import heapq
-from collections.abc import Iterable
-from typing import Any
+import logging
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import nn
 
-from layermem.models.decoder import Decoder
 from layermem.models.lime_router import LimeRouter
-from layermem.models.memories import unadapted_memories
-from layermem.models.seams import OwnLayerMemory, Part
-from layermem_bench.results.analysis import Circuit, Reading
+from layermem.models.memories import active_memories, unadapted_memories
+from layermem.models.seams import OwnLayerMemory, Part, WeightsUnknown
+from layermem_bench.analysis.capture import Subject
+from layermem_bench.results.analysis import Circuit, Reading, Routing, to_rows
+
+logger = logging.getLogger(__name__)
+
+
+def what_routers_read(subject: Subject) -> Mapping[str, Any]:
+    """Return what the routers read, or why that is not known; nothing without routers."""
+    model = subject.model
+    if not active_memories(model):
+        return {}
+    try:
+        heatmap = mean_heatmap(model)
+    except WeightsUnknown as error:
+        logger.info("what the routers of %s read is left out: %s", subject.name, error)
+        return {"routing_unknown": str(error)}
+    if np.array_equal(heatmap, np.eye(len(heatmap))):
+        return {}
+    parts = {part: mean_heatmap(model, part) for part in get_args(Part)}
+    alike = all(np.array_equal(part, heatmap) for part in parts.values())
+    routing = Routing(
+        heatmap=to_rows(heatmap),
+        heads=tuple(map(to_rows, head_heatmaps(model))),
+        readings=tuple(readings(heatmap)),
+        circuits=tuple(circuits(heatmap)) if len(heatmap) > 2 else (),
+        parts=None if alike else {name: to_rows(part) for name, part in parts.items()},
+    )
+    return {"routing": routing}
 
 
 def mean_heatmap(model: nn.Module, part: Part | None = None) -> np.ndarray:
@@ -58,8 +85,6 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
     A path says where information may have come from, not that it did: what a layer had read itself
     reaches its keys and values only through the residual stream.
     """
-    if steps < 1 or count < 1:
-        raise ValueError(f"steps and count must be at least 1, got {steps} and {count}")
     # A longer path is never heavier, so the first complete paths to come off the heap are the
     # heaviest. The heap holds negative weights because heapq pops the smallest.
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (i,)) for i in range(len(heatmap))]
@@ -74,16 +99,6 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
             if share > 0:
                 heapq.heappush(heap, (weight * share, (*path, source)))
     return paths
-
-
-def borrowers_of_mixtures(model: nn.Module, heatmap: np.ndarray) -> list[int]:
-    """Return the layers that borrow from a layer whose keys and values are a mixture themselves.
-
-    The heatmap names the lender as their source, whose row says what the mixture is of.
-    """
-    decoder = next((module for module in model.modules() if isinstance(module, Decoder)), None)
-    layers: Iterable[Any] = () if decoder is None else decoder.layers
-    return [i for i, layer in enumerate(layers) if any(heatmap[j, j] < 1 for j in layer.lenders)]
 
 
 @torch.no_grad()
@@ -109,10 +124,10 @@ def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
         # The weights are [target head, source layer, source head].
         sizes = np.mean([w.double().abs().mean(2).cpu().numpy() for _, w in chosen], axis=0)
         sources = next(iter(chosen))[0]
-        if not np.isfinite(sizes).all():
-            raise ValueError(f"the router of layer {layer} has weights that are not finite")
-        if not sizes.sum():
-            raise ValueError(f"all weights of the router of layer {layer} are zero")
+        if not np.isfinite(sizes).all() or not sizes.sum():
+            raise ValueError(
+                f"the weights of the router of layer {layer} are all zero, or not finite"
+            )
         over_all_layers = np.zeros((len(sizes), depth))
         over_all_layers[:, list(sources)] = sizes
         by_layer[layer] = over_all_layers

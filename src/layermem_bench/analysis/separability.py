@@ -5,7 +5,10 @@ one is logistic regression. Letters: N occurrences, F features.
 """
 
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
@@ -18,10 +21,58 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from layermem_bench.analysis.capture import KINDS, Place, Subject
 from layermem_bench.analysis.entropy import check_finite
-from layermem_bench.results.analysis import Probe
+from layermem_bench.analysis.texts import Occurrence
+from layermem_bench.results.analysis import FOLDS as FOLDS
+from layermem_bench.results.analysis import Layout, Probe, ProbeAccuracy, to_rows
 
-FOLDS = 5
+
+def words_by_layer(subject: Subject) -> Mapping[str, Any]:
+    """Return the accuracies of both probes by layer, and the layout of the words.
+
+    The vectors of all layers are on the disk, one file each: some thousand words take about 50 MB a
+    layer at width 2048.
+    """
+    seed, layers = subject.options.seed, range(subject.model.config.num_hidden_layers)
+    with TemporaryDirectory(prefix="layermem-", ignore_cleanup_errors=True) as folder:
+        vectors, labels = vectors_on_disk(subject, Path(folder))
+        accuracies = {
+            probe: {
+                kind: _of_layers(
+                    separability(vectors[kind, layer], np.array(labels), probe=probe, seed=seed)
+                    for layer in layers
+                )
+                for kind in KINDS
+            }
+            for probe in get_args(Probe)
+        }
+        points = {layer: embed(vectors["routed", layer], seed=seed).round(3) for layer in layers}
+    in_layers = {layer: to_rows(array) for layer, array in points.items()}
+    layout = Layout(labels=tuple(labels), layers=in_layers)
+    return {"separability": accuracies, "layout": layout}
+
+
+def vectors_on_disk(subject: Subject, folder: Path) -> tuple[dict[Place, np.ndarray], list[int]]:
+    """Return the vectors [N, F] at all occurrences by place, in files of a folder, and their
+    words."""
+    by_text: dict[str, list[Occurrence]] = {}
+    for occurrence in subject.occurrences:
+        by_text.setdefault(occurrence.text, []).append(occurrence)
+    vectors: dict[Place, np.ndarray] = {}
+    remaining, words = iter(by_text.values()), list[int]()
+    for captured in subject.captured(list(by_text), "words"):
+        # Rows of the batch come first: the texts go on to the next batch.
+        for row, in_text in zip(range(len(captured.ids)), remaining, strict=False):
+            for occurrence in in_text:
+                for place, array in captured.arrays.items():
+                    if place not in vectors:
+                        shape = len(subject.occurrences), array.shape[-1]
+                        file = folder / f"{place[0]}-{place[1]}"
+                        vectors[place] = np.memmap(file, np.float32, "w+", shape=shape)
+                    vectors[place][len(words)] = array[row, occurrence.token]
+                words.append(occurrence.word)
+    return vectors, words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +97,16 @@ class Separability:
         return float(np.std(self.folds))
 
 
+def _of_layers(probed: Iterator[Separability]) -> ProbeAccuracy:
+    results = list(probed)
+    return ProbeAccuracy(
+        mean=tuple(result.mean for result in results),
+        deviation=tuple(result.deviation for result in results),
+        shuffled=tuple(result.shuffled for result in results),
+        chance=results[0].chance,
+    )
+
+
 def separability(
     features: np.ndarray,
     labels: np.ndarray,
@@ -60,10 +121,8 @@ def separability(
     ``groups`` [N]: occurrences of one group are in one fold, and the control shuffles labels within
     each group; None: every occurrence is by itself.
     """
-    if probe not in get_args(Probe):
-        raise ValueError(f"probe must be one of {', '.join(get_args(Probe))}, got {probe!r}")
     features, labels = np.asarray(features, dtype=np.float32), np.asarray(labels)
-    _check_arrays(features, labels, folds)
+    check_finite(features, "occurrence")
     classes, labels = np.unique(labels, return_inverse=True)
     shuffled = _shuffle(labels, groups, np.random.default_rng(seed))
     predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
@@ -93,22 +152,6 @@ def _shuffle(labels: np.ndarray, groups: np.ndarray | None, generator: Any) -> n
     shuffled = np.empty_like(labels)
     shuffled[np.argsort(groups, kind="stable")] = labels[order]
     return shuffled
-
-
-def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
-    if features.ndim != 2 or len(features) != len(labels):
-        raise ValueError(
-            f"a probe needs features [N, F] and labels [N], got {features.shape} and {labels.shape}"
-        )
-    check_finite(features, "occurrence")
-    classes, counts = np.unique(labels, return_counts=True)
-    if len(classes) < 2:
-        raise ValueError("a probe needs at least two different labels")
-    if counts.min() < folds:
-        raise ValueError(
-            f"label {classes[counts.argmin()]} occurs {counts.min()} times, fewer than the {folds} "
-            "folds; ask for fewer folds or give more occurrences"
-        )
 
 
 def _predict_by_paper_probe(
@@ -146,8 +189,6 @@ def _predict_by_converged_probe(
 def embed(vectors: np.ndarray, *, seed: int = 0) -> np.ndarray:
     """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2]."""
     vectors = np.asarray(vectors, dtype=np.float64)
-    if vectors.ndim != 2 or len(vectors) < 3:
-        raise ValueError(f"expected at least 3 vectors [N, F], got shape {vectors.shape}")
     check_finite(vectors, "occurrence")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths, lengths, 1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem_bench.cli.screen import progress, screen, show, write
+from layermem_bench.cli.screen import progress, show, write
 from layermem_bench.results.eval import EvalOptions
 
 
@@ -22,7 +22,7 @@ class Eval(EvalOptions):
     """Run folders, folders of saved models, or hub names; the others are compared with the
     first."""
     out: Path = Path("eval")
-    """Folder for eval.json, for the page, and for answers, from which a second start goes on."""
+    """Folder for eval.json and for the page."""
 
 
 def evaluate(options: Eval, command: str) -> None:
@@ -45,5 +45,4 @@ def evaluate(options: Eval, command: str) -> None:
         )
     for table in report.tables(result):
         show(table)
-    screen().print(report.sentence(result), markup=False, highlight=False)
     write(report.build(result), options.out)

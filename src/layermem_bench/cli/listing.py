@@ -47,7 +47,7 @@ class ListEvals:
     """List the evaluation tasks of `layermem eval`: which have records, which need the hub."""
 
     records: tuple[str, ...] = ()
-    """Folders of records, and files as TASK=FILE."""
+    """Folders of records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,8 @@ class ListStudies:
 
     seeds: int | None = number(None, between(1, 1000))
     """Seeds; None: 5 (tiny), 3 (small) or 1 (paper)."""
-    runs: tuple[Path, ...] = ()
-    """Further folders whose runs are used where they are the same."""
     out: Path = Path("runs")
-    """Folder of runs and results."""
+    """Folder of results."""
 
 
 def _presets(options: ListAny) -> None:
@@ -146,7 +144,7 @@ def _studies(options: ListStudies) -> None:
 
     needs: dict[str, int] = {}
     rows, before = [], ""
-    for at in standings(options.out, options.runs, options.seeds):
+    for at in standings(options.out, options.seeds):
         mark = f" [{needs.setdefault(at.needs, len(needs) + 1)}]" if at.needs else ""
         first = at.name != before
         name = f"paper/{at.name}"

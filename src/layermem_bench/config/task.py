@@ -1,14 +1,10 @@
 """``Task``: the part of a run's config that names generated problems to train on."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from layermem_base.number_ranges import at_least, check_numbers, number
 from layermem_bench.config.named_options import check_options, parse_options
-
-# The largest number that an option may be: of longer sequences, a thousand problems take minutes.
-_LARGEST = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +46,6 @@ class Task:
                 f"({self.examples}): to repeat all problems, train for more steps"
             )
         check_options("task", self.options)
-        _check_option_numbers(self.options)
 
     @property
     def sequences(self) -> int:
@@ -60,14 +55,3 @@ class Task:
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict."""
         return parse_options(self.options)
-
-
-def _check_option_numbers(options: Iterable[str]) -> None:
-    """Raise if an option is a number that no task can draw problems with in any time."""
-    for option in options:
-        ((name, value),) = parse_options([option]).items()
-        if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
-            raise ValueError(
-                f"task.options: {name} must be a number of at most {_LARGEST:,}, got "
-                f"{option.partition('=')[2]}"
-            )

@@ -5,6 +5,7 @@ Letters: T tokens of a block.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,9 @@ class Prepared:
     left_out: int = 0
     """Documents that are not in this split because the validation split holds copies of them."""
 
-    def read(self, begin: int = 0, count: int = -1) -> np.ndarray[Any, Any]:
-        """Return the ``count`` tokens from one on; -1: all that follow."""
-        dtype = np.dtype(self.dtype)
-        return np.fromfile(self.path, dtype, count, offset=begin * dtype.itemsize)
+    def array(self) -> np.ndarray[Any, Any]:
+        """Return the tokens, mapped into memory."""
+        return np.memmap(self.path, self.dtype, mode="r").view(np.ndarray)
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
@@ -59,14 +59,23 @@ class Blocks(Dataset[dict[str, Tensor]]):
         complete = prepared.tokens // block_size
         self.count = complete if at_most is None else min(complete, at_most)
 
+    @cached_property
+    def tokens(self) -> np.ndarray[Any, Any]:
+        """All tokens of the split."""
+        return self.prepared.array()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process maps the file itself.
+        return {name: value for name, value in vars(self).items() if name != "tokens"}
+
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} of {len(self)}")
-        tokens = self.prepared.read(index * self.block_size, self.block_size)
-        ids = torch.from_numpy(tokens.astype(np.int64))
+        start = index * self.block_size
+        ids = torch.from_numpy(self.tokens[start : start + self.block_size].astype(np.int64))
         if not self.isolate:
             return {"input_ids": ids, "labels": ids.clone()}
         positions = _positions_in_documents(ids == self.prepared.end)

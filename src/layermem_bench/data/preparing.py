@@ -46,7 +46,8 @@ def prepare(
     """Return the training and validation tokens of a config, from the cache if they are there;
     otherwise ``write`` writes the shards of that many tasks."""
     sources = _open_sources(config)
-    folder = _folder(config, _name(config, sources, tokenizer))
+    # What lies beside the tokens has its own version; the digest before it is that of records.
+    folder = cache_folder(config.cache) / f"{_name(config, sources, tokenizer)}-3"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A soft lock, which FileLock would fall back to, would outlive a killed process.
     with FileLock(folder.with_name(f".lock-{folder.name}"), fallback_to_soft=False):
@@ -80,20 +81,10 @@ def prepared_name(config: Data, tokenizer: Any) -> str:
     return _name(config, _open_sources(config), tokenizer)
 
 
-def is_prepared(config: Data, name: str) -> bool:
-    """Return whether the folder of a config's tokens is in the cache."""
-    return (_folder(config, name) / META).exists()
-
-
 def cache_folder(given: str | None = None) -> Path:
     """Return the folder of all prepared files: as given, LAYERMEM_CACHE, or ~/.cache/layermem."""
     place = given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem"
     return Path(place).expanduser().absolute()
-
-
-def _folder(config: Data, name: str) -> Path:
-    # What lies beside the tokens has its own version; the digest before it is that of records.
-    return cache_folder(config.cache) / f"{name}-3"
 
 
 def _name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
@@ -128,15 +119,12 @@ def _make(shards: Shards, folder: Path, write: Callable[[Shards], None], config:
         shards.begin()
         write(shards)
         whole = shards.merge()
-        for split in SPLITS:
-            if not (prepared := _read(whole, split)).documents:
-                copies = f", and {prepared.left_out} are in the validation text" * bool(
-                    config.validation
-                )
-                raise ValueError(
-                    f"{config.source} has no document for {split}{copies}: divide it into more "
-                    "documents, change data.validation_share, or name another data.validation"
-                )
+        if empty := [split for split in SPLITS if not _read(whole, split).documents]:
+            raise ValueError(
+                f"{config.source} has no document for {empty[0]} beside copies of what validates: "
+                "divide it into more documents, change data.validation_share, or name another text "
+                "as data.validation"
+            )
         os.replace(whole, folder)
     finally:
         # What tasks have written stays for the same command to go on with.

@@ -1,6 +1,6 @@
 """Shards of a preparation: the tokens that each task makes of its slice of a text, then all as one.
 
-    held-out                   sorted hashes of the documents of validation
+    held-out                   hashes of the documents of validation
     train-00002.bin            tokens of the third task; valid-00002.bin
     00002.json                 counts and sketches of both; written last, so the shard is whole
     whole/train.bin            all shards in a row; valid.bin
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.hashing import hash_to_unit_interval
-from layermem_bench.data.document_hashes import Hashes, Sketch, hash_text
+from layermem_bench.data.document_hashes import Sketch, hash_text
 from layermem_bench.data.sources import HubDataset, Source
 from layermem_bench.data.tokenizers import batch_encoder, id_dtype
 
@@ -52,19 +52,16 @@ class Shards:
     tasks: int = 1
 
     def begin(self) -> None:
-        """Find the documents that are held out, unless that has been done."""
-        if not (self.folder / _HELD_OUT).exists():
-            write_atomically(self.folder / _HELD_OUT, self._hash_held_out().tobytes())
-
-    def _hash_held_out(self) -> Hashes:
-        """Return the hashes of the documents of validation; of a share of a streamed data set none,
-        as it would be fetched twice."""
+        """Find the documents that are held out, unless that has been done; of a share of a streamed
+        data set none, as it would be fetched twice."""
         learnt, *own = self.sources
         texts: Iterable[str] = own[0] if own else ()
         if not own and not (isinstance(learnt, HubDataset) and learnt.streaming):
             parts = islice(learnt.parts(), self.most)
             texts = (text for text, first in parts if hash_to_unit_interval(first) < self.share)
-        return np.unique(np.fromiter(map(hash_text, filter(None, texts)), "<u8"))
+        if not (self.folder / _HELD_OUT).exists():
+            hashes = np.fromiter(map(hash_text, filter(None, texts)), "<u8")
+            write_atomically(self.folder / _HELD_OUT, hashes.tobytes())
 
     def write(self, rank: int) -> None:
         """Write the shard of a task."""
@@ -76,8 +73,7 @@ class Shards:
             paths = {split: self._path(split, rank) for split in SPLITS}
             files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
             # None: a progress bar in a terminal, nothing in a pipe.
-            quiet = None if self.tasks == 1 else True
-            bar = stack.enter_context(tqdm(unit=" tokens", unit_scale=True, disable=quiet))
+            bar = stack.enter_context(tqdm(unit=" tokens", unit_scale=True, disable=None))
             for batch in _batches(self._divided(rank, counts)):
                 encoded = encode([text for text, _ in batch])
                 for (text, split), ids in zip(batch, encoded, strict=True):
@@ -96,11 +92,11 @@ class Shards:
         White space counts for the split, as it did when runs were recorded, and not for copies.
         """
         learnt, *own = self.sources
-        held_out = np.fromfile(self.folder / _HELD_OUT, "<u8")
+        held_out = set(np.fromfile(self.folder / _HELD_OUT, "<u8").tolist())
         for text, first in islice(learnt.parts(rank, self.tasks), self.most):
             if hash_to_unit_interval(first) < self.share:
                 yield text, "valid"
-            elif text and _holds(held_out, hash_text(text)):
+            elif text and hash_text(text) in held_out:
                 counts["train"]["left_out"] += 1
             else:
                 yield text, "train"
@@ -138,11 +134,6 @@ class Shards:
 
     def _mark(self, rank: int) -> Path:
         return self.folder / f"{rank:05d}.json"
-
-
-def _holds(hashes: Hashes, number: int) -> bool:
-    place = int(np.searchsorted(hashes, np.uint64(number)))
-    return place < len(hashes) and int(hashes[place]) == number
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:

@@ -3,7 +3,6 @@
 All are fast ones. Transformers is imported when a tokenizer is loaded.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -86,29 +85,6 @@ def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
     return encode_bytes if _encodes_bytes(tokenizer) else encode
 
 
-def bytes_of_first_token(tokenizer: Any, text: str, token: int) -> int:
-    """Return how many bytes of a text its first token stands for, of which ``token`` is the id.
-
-    A token may be a part of a character: of "日", which is 3 bytes, GPT-2's first token holds 2. A
-    prefix that the tokenizer puts before texts is no part of the text.
-    """
-    own = _bytes_of_token(tokenizer, token)
-    start = text[: len(own)].encode()
-    for stands in (own, own.removeprefix(b" ")) if own else ():
-        if start.startswith(stands):
-            return len(stands)
-    # Other tokens are whole characters, those before the next token.
-    encoded = tokenizer(
-        text[:_FIRST_TOKEN],
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
-    (_, end), *rest = encoded["offset_mapping"]
-    return len(text[: min([end, *(begin for begin, _ in rest[:1])])].encode())
-
-
 def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
     """Return the smallest of uint16 and uint32 that holds every id."""
     return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
@@ -120,18 +96,6 @@ def _encodes_bytes(tokenizer: Any) -> bool:
     own = load_tokenizer("bytes")
     same_class = type(tokenizer) is type(own)
     return same_class and tokenizer.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
-
-
-def _bytes_of_token(tokenizer: Any, token: int) -> bytes:
-    """Return the bytes that a token is made of; none where it is made of characters."""
-    name = tokenizer.convert_ids_to_tokens(int(token))
-    decoder = tokenizer.backend_tokenizer.decoder
-    kind = decoder.__getstate__() if decoder is not None else b""
-    # A vocabulary of characters names bytes so, which it holds for all others.
-    if b'"ByteFallback"' in kind and re.fullmatch("<0x[0-9A-F]{2}>", name):
-        return bytes.fromhex(name[3:-1])
-    letters = _byte_vocabulary() if b'"ByteLevel"' in kind else {}
-    return bytes(letters[letter] for letter in name) if set(name) <= letters.keys() else b""
 
 
 def _byte_vocabulary() -> dict[str, int]:

@@ -5,11 +5,16 @@ Two questions have two intervals: what other items would show (Wilson, jackknife
 other few-shot examples would show (Student's t over seeds, of the repeats that a score holds).
 """
 
+import csv
+import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
+
+import fsspec
 
 from layermem_bench.results.eval import Difference, Score
 from layermem_bench.results.intervals import holm, mcnemar, paired, proportion, ratio_interval
@@ -28,6 +33,21 @@ def in_eval_mode(model: Any) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file, plain or compressed (.xz, .gz, .bz2): of JSON lines, of a .tsv
+    with a header, whose quotation marks are text, or of one JSON object over all lines."""
+    with fsspec.open(path, "rt", encoding="utf-8-sig", compression="infer", newline="") as file:
+        if ".tsv" in path.suffixes:
+            return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        text = file.read()
+    try:
+        if ".json" in path.suffixes:
+            return [json.loads(text)]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON, an object a line: {error}") from error
 
 
 def share_right(repeats: Sequence[Sequence[int]]) -> Score:
@@ -68,13 +88,3 @@ def adjust(differences: Mapping[Key, Difference]) -> dict[Key, Difference]:
         key: each if each.p is None else replace(each, p=next(adjusted))
         for key, each in differences.items()
     }
-
-
-def adjust_together(
-    differences: Mapping[str, Mapping[str, Difference]],
-) -> dict[str, dict[str, Difference]]:
-    """Return the differences of each model on each task, adjusted for all of them at once."""
-    adjusted = adjust(
-        {(m, task): each for m, of_model in differences.items() for task, each in of_model.items()}
-    )
-    return {m: {task: adjusted[m, task] for task in of} for m, of in differences.items()}

@@ -1,47 +1,38 @@
-"""Benchmarks: answers of checkpoints to evaluation tasks, kept in files, and their scores.
+"""Benchmarks: answers of checkpoints to evaluation tasks by lm-eval, and their scores.
 
-    OUT/answers/arc_easy-0-0c6f52a1b9de4a5c.json      task, seed, digest of all they depend on
-
-A file of answers is used only if its whole key is the one asked for: other weights, records, shots,
-limits or versions are other files.
+Few-shot examples, prompts and log-probabilities are lm-eval's. Beside its
+scores of the items this counts what would pass unnoticed: prompts that are cut because they are
+longer than the model reads, and choices that are equally probable.
 """
 
-import hashlib
-import json
+import importlib.util
 import logging
+import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from layermem_base import __version__
-from layermem_base.files import write_atomically
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
-from layermem_bench.config.hashing import plugin_digest, sources_digest
-from layermem_bench.evals import Tell, adjust_together, compare_right, share_right
-from layermem_bench.evals.prepared_tasks import PreparedTask, digest, prepare_tasks
-from layermem_bench.results.eval import (
-    Difference,
-    EvalOptions,
-    Part,
-    Row,
-    Score,
-    Table,
-    TaskAnswers,
-)
-from layermem_bench.results.files import from_json, to_json
+from layermem_bench.config.hashing import file_digest
+from layermem_bench.evals import Tell, adjust, compare_right, share_right
+from layermem_bench.evals.perplexity import rows_at_once
+from layermem_bench.evals.task_catalog import PAPER, TASKS, EvalTask, find_tasks
+from layermem_bench.evals.task_records import expected_file, find_records, read_docs
+from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 
-logger = logging.getLogger(__name__)
-
+Sample = Mapping[str, Any]
+"""What lm-eval says of an item: its choices, the model's answer, whether it is right."""
+Loaded = dict[str, tuple[Any, Mapping[str, str]]]
+"""Name of each task to lm-eval's task, and to where its items and few-shot examples are from."""
 RIGHT, RIGHT_NORM = "right answers (acc)", "right answers by character (acc_norm)"
 """Names of the tables."""
 MEAN = "mean of these"
 """Name of the row of all tasks together."""
+# Beside the weights, what decides about the answers: config, tokenizer, generation settings.
+_MODEL_FILES = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".tiktoken"}
 _INTERVALS = "Means over seeds, with 95% intervals over items (Wilson) and over few-shot seeds."
 _TABLES = {
     RIGHT: Table(
@@ -58,151 +49,189 @@ _TABLES = {
 }
 _HOW = (
     "An answer is the choice of the highest log-probability; of two equally probable ones (ties) "
-    "the first counts. Cut prompts lack their start; unknown tokens stand for text which the "
-    "tokenizer has no tokens for."
+    "the first counts. Cut prompts lack their start."
 )
-# Beside the weights, what decides about the answers: config, tokenizer, generation settings.
-_KINDS = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".tiktoken"}
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
-    """Return a digest of a saved model's files, or name and commit of a model on the hub.
+    """Return digests of a saved model's files and of its base's, or name and commit on the hub."""
 
-    That of an adapter covers the files of its base too.
-    """
-    own = _digest_of(checkpoint.location, checkpoint.revision)
-    base = checkpoint.base
-    return own if base is None else digest(f"{own} {_digest_of(base, checkpoint.revision)}")
+    def digest(place: Path | str) -> str:
+        paths = sorted(path for path in Path(place).glob("*") if path.suffix in _MODEL_FILES)
+        of_files = [f"{path.name} {file_digest(path)}" for path in paths]
+        return " ".join(of_files) or f"{place}@{checkpoint.revision}"
 
-
-def _digest_of(location: Path | str, commit: str | None) -> str:
-    folder = Path(location)
-    if not folder.is_dir():
-        return f"{location}@{commit}"
-    total = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in _KINDS:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(f"{path.name} {content}\n".encode())
-    return total.hexdigest()
+    places = (checkpoint.location, checkpoint.base)
+    return " ".join(digest(place) for place in places if place is not None)
 
 
-def prepare_benchmarks(
-    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, out: Path, tell: Tell
-) -> Callable[[], Part]:
-    """Return what has checkpoints answer tasks; ``out`` keeps their records and answers."""
-    tasks = prepare_tasks(names, options, out / "records")
-
-    def measure() -> Part:
-        import lm_eval
-
-        answers = {
-            each.name: _answer(each, tasks, options, out / "answers", tell) for each in opened
-        }
-        limit = "" if options.limit is None else f", the first {options.limit} items of each task"
-        rows = tuple(_rows(tasks, answers))
-        return Part(
-            title="Evaluation tasks",
-            how=f"{options.shots} examples before each item, drawn with {len(_seeds(options))} "
-            f"seeds{limit}; by lm-eval {lm_eval.__version__}. {_HOW}",
-            tables={row.table: _TABLES[row.table] for row in rows},
-            rows=rows,
+def load_tasks(names: Sequence[str], records: Sequence[str]) -> Loaded:
+    """Return the tasks of these names; those without records are fetched from the hub."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(
+            "lm-eval is not installed; it is in the extra eval: pip install layermem[eval]"
         )
+    from lm_eval.tasks import TaskManager
 
-    return measure
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    # Without lm-eval's own thousands of definitions, which take seconds to list.
+    manager, tasks = TaskManager(include_defaults=False), Loaded()
+    for task in find_tasks(names):
+        definition, about = _from_records(task, records)
+        try:
+            tasks[task.name] = manager.load([definition])["tasks"][task.name], about
+        # What cannot be fetched ends in errors of several packages.
+        except Exception as error:
+            raise ValueError(
+                f"{task.name} cannot be read from {about['items from'] or 'the hub'} "
+                f"({type(error).__name__}: {error}); give --records FOLDER with "
+                f"{expected_file(task)}"
+            ) from error
+    return tasks
 
 
-def _seeds(options: EvalOptions) -> range:
+def _from_records(task: EvalTask, records: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a definition, which reads records where there are some, and where its items are from.
+
+    Examples are of the records "train", if there are some, as in lm-eval, else of the evaluated
+    items. lm-eval then leaves out the item that is asked about, as both fields name its split.
+    """
+    definition, files = task.definition(), find_records(records, task)
+    if not files:
+        return definition, {"items from": task.data_set}
+    import datasets
+
+    docs = {split: read_docs(task, paths) for split, paths in files.items()}
+    rows = datasets.DatasetDict({s: datasets.Dataset.from_list(d) for s, d in docs.items()})
+    fields = ("training_split", "validation_split", "test_split", "fewshot_split")
+    kept = {name: value for name, value in definition.items() if name not in fields}
+    if "train" in docs:
+        # The draw of examples depends on which of the two fields names the split.
+        kept |= {"training_split": "train", f"{task.split}_split": task.split}
+    else:
+        kept |= {"test_split": task.split, "fewshot_split": task.split}
+    names = {split: ", ".join(path.name for path in paths) for split, paths in files.items()}
+    about = {
+        "items from": names[task.split],
+        "examples from": names.get("train", "the other evaluated items"),
+    }
+    return {**kept, "custom_dataset": lambda **_: rows}, about
+
+
+def measure_benchmarks(
+    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, tell: Tell
+) -> Part:
+    """Have checkpoints answer tasks."""
+    import lm_eval
+
+    tasks = load_tasks(names, options.records)
     # Without examples there is nothing to draw.
-    return range(options.seeds if options.shots else 1)
+    seeds = range(options.seeds if options.shots else 1)
+    answers = {each.name: _answer(each, tasks, seeds, options, tell) for each in opened}
+    limit = "" if options.limit is None else f", the first {options.limit} items of each task"
+    rows = tuple(_rows(tasks, answers))
+    return Part(
+        title="Evaluation tasks",
+        how=f"{options.shots} examples before each item, drawn with {len(seeds)} seeds{limit}; by "
+        f"lm-eval {lm_eval.__version__}. {_HOW}",
+        tables={row.table: _TABLES[row.table] for row in rows},
+        rows=rows,
+    )
 
 
 def _answer(
     checkpoint: Checkpoint,
-    tasks: Sequence[PreparedTask],
+    tasks: Loaded,
+    seeds: Sequence[int],
     options: EvalOptions,
-    folder: Path,
     tell: Tell,
-) -> dict[str, list[TaskAnswers]]:
-    """Return the answers of a model by task, a seed after the other; it is loaded when needed."""
+) -> dict[str, list[list[Sample]]]:
+    """Return the answers of a model by task, a seed after the other."""
     import lm_eval
 
-    from layermem_bench.evals.harness import CountingModel, answer_task
-
-    model: Any = None
-    identity = checkpoint_digest(checkpoint)
-    versions = {
-        "lm_eval": lm_eval.__version__,
-        "layermem": __version__,
-        "sources": sources_digest(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        # Their code decides what a variant of theirs computes.
-        "plugins": plugin_digest(),
-    }
-    answers: dict[str, list[TaskAnswers]] = {}
-    for prepared in tasks:
-        name = prepared.task.name
-        for seed in _seeds(options):
-            key = {
-                "checkpoint": identity,
-                "task": name,
-                "version": prepared.version,
-                "definition": prepared.definition,
-                "records": prepared.records,
-                "shots": options.shots,
-                "seed": seed,
-                "limit": options.limit,
-                "truncate": options.truncate,
-                "max_length": options.max_length,
-                **versions,
-            }
-            path = folder / f"{name}-{seed}-{digest(json.dumps(key, sort_keys=True))[:16]}.json"
-            known = None
-            if path.exists():
-                known = from_json(TaskAnswers, path.read_text(encoding="utf-8"), str(path))
-            if known is None or known.key != key:
-                if model is None:
-                    logger.info("loading %s", checkpoint.name)
-                    loaded = load_model(checkpoint, with_head=True)
-                    model = CountingModel(loaded, checkpoint, options)
-                what = f"{checkpoint.name}: {name}, seed {seed}"
-                known = answer_task(model, prepared.loaded, key, partial(tell, what))
-                write_atomically(path, to_json(known))
-            answers.setdefault(name, []).append(known)
+    model, answers = _counting_model(checkpoint, options), dict[str, list[list[Sample]]]()
+    for seed in seeds:
+        tell(f"{checkpoint.name}: seed {seed} of examples", seed, len(seeds))
+        loaded = {name: task for name, (task, _) in tasks.items()}
+        for task in loaded.values():
+            task.set_config("num_fewshot", options.shots)
+            task.set_fewshot_seed(seed)
+        # ``simple_evaluate`` but for its report on the machine, which takes seconds each time.
+        result = lm_eval.evaluate(model, {"tasks": loaded}, limit=options.limit, bootstrap_iters=0)
+        for name in tasks:
+            samples = sorted(result["samples"][name], key=lambda sample: int(sample["doc_id"]))
+            for sample in samples:
+                sample["cut"] = model.cut.intersection(sample["arguments"])
+            answers.setdefault(name, []).append(samples)
     return answers
 
 
-def _rows(
-    tasks: Sequence[PreparedTask], answers: Mapping[str, dict[str, list[TaskAnswers]]]
-) -> Iterator[Row]:
+def _counting_model(checkpoint: Checkpoint, options: EvalOptions) -> Any:
+    """Return lm-eval's model, which keeps the prompts that it cuts, and refuses to unless asked."""
+    from lm_eval.models.huggingface import HFLM
+
+    class CountingModel(HFLM):
+        cut = frozenset[tuple[str, str]]()
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> Any:
+            return super().loglikelihood(requests, disable_tqdm=True)
+
+        def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **kwargs: Any) -> Any:
+            # The last token of an answer is predicted, not read.
+            lengths = [len(context) + len(answer) - 1 for _, context, answer in requests]
+            long = [r[0] for r, n in zip(requests, lengths, strict=True) if n > self.max_length]
+            if long and not options.truncate:
+                raise ValueError(
+                    f"{len(long)} of {len(requests)} prompts are longer than the {self.max_length} "
+                    f"tokens that the model is given (the longest has {max(lengths)}); give fewer "
+                    "--shots, or --truncate to cut their start"
+                )
+            self.cut = self.cut.union(map(tuple, long))
+            longest = min(max(lengths), self.max_length)
+            self.batch_size_per_gpu = rows_at_once(self.model, longest, options.batch_size)
+            return super()._loglikelihood_tokens(requests, *args, **kwargs)
+
+    model = load_model(checkpoint, with_head=True)
+    return CountingModel(
+        pretrained=model,
+        tokenizer=checkpoint.tokenizer,
+        batch_size=1,
+        max_length=options.max_length,
+        # A run's model on text has what its tokenizer adds to a text nowhere in its blocks.
+        add_bos_token=None if checkpoint.has_added_tokens else False,
+        # What stands before the answer to an empty prompt.
+        prefix_token_id=checkpoint.predecessor,
+    )
+
+
+def _rows(tasks: Loaded, answers: Mapping[str, Mapping[str, list[list[Sample]]]]) -> Iterator[Row]:
     """Yield a row for each task, and one for their mean; then those by character."""
     (_, first), *others = answers.items()
-    differences = adjust_together({name: compare_answers(of, first) for name, of in others})
-    scores = {
-        name: {task: score_answers(seeds) for task, seeds in of_model.items()}
-        for name, of_model in answers.items()
-    }
-    rows = []
-    for prepared in tasks:
-        name = prepared.task.name
+    differences = adjust(
+        {
+            (model, name): compare_right(_right(ours[name], "acc"), _right(first[name], "acc"))
+            for model, ours in others
+            for name in tasks
+        }
+    )
+    rows, by_character = list[Row](), list[Row]()
+    for name, (_, about) in tasks.items():
+        chance, most_frequent = baselines(first[name][0])
         row = Row(
             table=RIGHT,
             name=name,
             unit="items",
-            scores={model: of_model[name][0] for model, of_model in scores.items()},
-            differences={model: of_model[name] for model, of_model in differences.items()},
-            chance=first[name][0].chance,
-            most_frequent=first[name][0].majority,
-            paper={model: percent / 100 for model, percent in prepared.task.paper.items()},
-            about={
-                "items from": prepared.source,
-                "examples from": prepared.few_shot_source,
-                "definition": f"version {prepared.version}",
-            },
+            scores={model: score_answers(of[name]) for model, of in answers.items()},
+            differences={model: differences[model, name] for model, _ in others},
+            chance=chance,
+            most_frequent=most_frequent,
+            paper={m: p / 100 for m, p in zip(PAPER, TASKS[name].paper, strict=True)},
+            about=about,
         )
         rows.append(row)
+        if "acc_norm" in first[name][0][0]:
+            norms = {m: share_right(_right(of[name], "acc_norm")) for m, of in answers.items()}
+            by_character.append(Row(table=RIGHT_NORM, name=name, unit="items", scores=norms))
     yield from rows
     if len(rows) > 1:
         means = {m: statistics.fmean(row.scores[m].value for row in rows) for m in answers}
@@ -212,45 +241,48 @@ def _rows(
             scores={model: Score(value=mean) for model, mean in means.items()},
             chance=statistics.fmean(row.chance or 0.0 for row in rows),
         )
-    for row in rows:
-        if normed := {name: norm for name in answers if (norm := scores[name][row.name][1])}:
-            yield Row(table=RIGHT_NORM, name=row.name, unit="items", scores=normed)
+    yield from by_character
 
 
-def score_answers(seeds: Sequence[TaskAnswers]) -> tuple[Score, Score | None]:
-    """Return the scores of one model's answers to one task, given for each seed.
+def _right(seeds: Sequence[Sequence[Sample]], metric: str) -> list[list[int]]:
+    return [[int(sample[metric]) for sample in samples] for samples in seeds]
 
-    The second is by log-probability per character; None: the task does not ask for it.
+
+def score_answers(seeds: Sequence[Sequence[Sample]]) -> Score:
+    """Return the score of one model's answers to one task, given for each seed."""
+    counts = Counter[str]()
+    for sample in (sample for samples in seeds for sample in samples):
+        values = sorted((float(response[0]) for response in sample["filtered_resps"]), reverse=True)
+        if not all(map(math.isfinite, values)):
+            raise ValueError(
+                f"a log-probability of item {sample['doc_id']} is not finite: the model's weights "
+                "are not, or its precision is too low"
+            )
+        counts["ties"] += len(values) > 1 and values[0] == values[1]
+        counts["prompts cut"] += len(sample["cut"])
+    found = {name: count for name, count in counts.items() if count}
+    return replace(share_right(_right(seeds, "acc")), counts=found)
+
+
+def baselines(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Return the share of a guess, and that of always the most frequent right answer.
+
+    The latter is by the answer's text or by its place among the choices, whichever is larger.
     """
-    norms = [answers.right_norm for answers in seeds if answers.right_norm is not None]
-    cut, beyond = (sum(getattr(a, name) for a in seeds) for name in ("truncated", "beyond"))
-    counts = {
-        "prompts": sum(answers.requests for answers in seeds) if cut or beyond else 0,
-        "prompts cut": cut,
-        "prompts longer than any text in training": beyond,
-        "unknown tokens": sum(answers.unknown_tokens for answers in seeds),
-        "ties": sum(answers.ties for answers in seeds),
-    }
-    score = share_right([answers.right for answers in seeds])
-    return (
-        replace(score, counts={name: count for name, count in counts.items() if count}),
-        share_right(norms) if len(norms) == len(seeds) else None,
-    )
-
-
-def compare_answers(
-    ours: Mapping[str, Sequence[TaskAnswers]], theirs: Mapping[str, Sequence[TaskAnswers]]
-) -> dict[str, Difference]:
-    """Return the difference on each task, with p-values of each by itself."""
-    for task, answers in ours.items():
-        for mine, other in zip(answers, theirs[task], strict=True):
-            if mine.prompts != other.prompts:
-                raise ValueError(
-                    f"the prompts of {task} with seed {mine.key['seed']} differ between the "
-                    "models, so their answers cannot be paired; delete the folder answers, and all "
-                    "are asked again"
-                )
-    return {
-        task: compare_right([a.right for a in answers], [a.right for a in theirs[task]])
-        for task, answers in ours.items()
-    }
+    places, texts, chance = Counter[int](), Counter[str](), 0.0
+    for sample in samples:
+        choices, target = [str(text).strip() for _, text in sample["arguments"]], sample["target"]
+        # Of some tasks the place of the right answer, of others its text.
+        places_of = dict(zip(choices, range(len(choices)), strict=True))
+        place = target if isinstance(target, int) else places_of.get(target.strip(), -1)
+        if not 0 <= place < len(choices):
+            # lm-eval counts every model as wrong then.
+            raise ValueError(
+                f"item {sample['doc_id']} has the answer {target!r:.60}, which is none of its "
+                f"{len(choices)} choices; does this split have answers?"
+            )
+        places[place] += 1
+        texts[choices[place]] += 1
+        chance += 1 / len(choices)
+    most = max([*places.values(), *texts.values()])
+    return chance / len(samples), most / len(samples)

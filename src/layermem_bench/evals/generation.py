@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from layermem_bench.evals import in_eval_mode
 
+Rows = Sequence[Sequence[int]]
 # Logits of a batch of queries take at most this many bytes, unless those of one sequence take more.
 _MAX_LOGITS_BYTES = 2**28
 
@@ -34,17 +35,15 @@ class GreedySettings:
 @torch.inference_mode()
 def greedy(
     model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Rows,
     settings: GreedySettings,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """Return the tokens generated after each prompt, without the end token, in the given order.
 
     ``progress`` is called with the number of prompts done so far.
     """
-    if not all(prompts):
-        raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} has no tokens")
     order = _by_length(prompts)
     generated: list[list[int]] = [[] for _ in prompts]
     own = model.generation_config
@@ -70,54 +69,49 @@ def greedy(
                 out = model.generate(ids, attention_mask=mask, generation_config=config)
                 for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
                     generated[i] = row[: row.index(settings.end)] if settings.end in row else row
-                if progress is not None:
-                    progress(start + len(batch))
+                progress(start + len(batch))
     finally:
         model.generation_config = own
     return generated
 
 
 def shared_greedy(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], settings: GreedySettings
+    model: PreTrainedModel, prompts: Rows, settings: GreedySettings
 ) -> list[list[int]]:
     """Return what ``greedy`` returns, each process generating its share; all must call this.
 
     Every process has the same number of prompts, so the same number of batches. A sharded model
     needs all processes in every forward, so transformers has each go on until the last has ended.
     """
-    # Those that share the model's heads compute the same answers.
-    same = getattr(model, "tp_size", None) or 1
-    distributed = dist.is_available() and dist.is_initialized()
-    processes = dist.get_world_size() // same if distributed else 1
+    processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if processes == 1 or not prompts:
         return greedy(model, prompts, settings)
     order = _by_length(prompts)
     # Process p of P takes every P-th prompt from p on, so shares are of about one length. The
     # longest prompt is repeated where the number does not divide.
     order += order[-1:] * (-len(order) % processes)
-    share = order[dist.get_rank() // same :: processes]
-    own = greedy(model, [prompts[i] for i in share], settings)
-    gathered: list[list[list[int]]] = [[] for _ in range(dist.get_world_size())]
+    own = greedy(model, [prompts[i] for i in order[dist.get_rank() :: processes]], settings)
+    gathered: list[list[list[int]]] = [[] for _ in range(processes)]
     dist.all_gather_object(gathered, own)
     generated: list[list[int]] = [[] for _ in prompts]
-    for process, rows in enumerate(gathered[::same]):
+    for process, rows in enumerate(gathered):
         for i, row in zip(order[process::processes], rows, strict=True):
             generated[i] = row
     return generated
 
 
-def _by_length(prompts: Sequence[Sequence[int]]) -> list[int]:
+def _by_length(prompts: Rows) -> list[int]:
     return sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
 
 
 @torch.inference_mode()
 def read_answers(
     model: PreTrainedModel,
-    sequences: Sequence[Sequence[int]],
-    queries: Sequence[Sequence[int]],
+    sequences: Rows,
+    queries: Rows,
     settings: GreedySettings,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """Return the likeliest token after each query, sequence by sequence.
 
@@ -138,6 +132,5 @@ def read_answers(
                 [row[query] for query in asked]
                 for row, asked in zip(likeliest, queries[start : start + size], strict=True)
             ]
-            if progress is not None:
-                progress(len(answers))
+            progress(len(answers))
     return answers

@@ -1,32 +1,42 @@
-"""Judgements of grammar: shares of right minimal pairs, differences, and linear probes by layer.
+"""Judgements of grammar: minimal pairs of BLiMP, and linear probes for grammar by layer.
 
-A probe tells the sentences of pairs apart by a layer's vectors, the means over a sentence's tokens.
-The two sentences of a pair are in one fold: a probe is never tested on what it has half seen.
+    {"sentence_good": "Who should Derek hug after shocking Richard?",
+     "sentence_bad": "Who should Derek hug Richard after shocking?",
+     "linguistics_term": "island_effects", "UID": "adjunct_island", ...}
+
+The source is github.com/alexwarstadt/blimp, folder data: 67 files of 1,000 pairs, one for each
+paradigm (UID); a phenomenon (linguistics_term) has several (Warstadt et al., arXiv 1912.00582). A
+few records hold one sentence twice: they are left out.
+
+A pair is right if the grammatical sentence has the higher log-probability, of the whole sentence
+and not the mean of its tokens. A probe tells the sentences of pairs apart by a layer's vectors, the
+means over a sentence's tokens. The two sentences of a pair are in one fold: a probe is never tested
+on what it has half seen.
 """
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from layermem_bench.analysis.capture import capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
-from layermem_bench.analysis.separability import FOLDS, separability
-from layermem_bench.evals import Tell, adjust, adjust_together, compare_right, share_right
-from layermem_bench.evals.minimal_pairs import Pair, encode_sentences, judge_pairs, read_pairs
-from layermem_bench.evals.perplexity import Predecessor, pad_right
+from layermem_bench.analysis.separability import Separability, separability
+from layermem_bench.data.tokenizers import batch_encoder
+from layermem_bench.evals import Tell, adjust, compare_right, read_rows, share_right
+from layermem_bench.evals.perplexity import Predecessor, first_context, pad_right, perplexity
 from layermem_bench.results.analysis import Probe, Representation
-from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
+from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 
-logger = logging.getLogger(__name__)
-
-RIGHT_PAIRS = "right pairs"
-"""Name of the table of phenomena."""
+RIGHT_PAIRS, BY_PARADIGM = "right pairs", "right pairs by paradigm"
+"""Names of the tables of phenomena and of paradigms."""
+# Nats that the log-probability of equal ids may differ by in other batches.
+_ROUNDING = 1e-4
 # Sentences of a forward whose vectors are captured.
 _CAPTURED = 64
 _REPRESENTATIONS: tuple[Representation, ...] = get_args(Representation)
@@ -35,11 +45,8 @@ _HOW = (
     "A pair is right if its grammatical sentence has the higher log-probability. It is that of the "
     "whole sentence, whatever its number of tokens; before a sentence stands the token that stands "
     "before texts in training: of runs on text the end token, else the tokenizer's BOS token, or "
-    "EOS where it has no BOS. Ties are not right."
-)
-_WITHOUT_FIRST = (
-    "trained on documents that were kept apart (data.isolate_documents), so that it has learnt no "
-    "such token: the first token of a sentence is not scored."
+    "EOS where it has no BOS. Where there is none the first token of a sentence is not scored. "
+    "Ties are not right."
 )
 _TABLES: Mapping[str, Table] = {
     RIGHT_PAIRS: Table(
@@ -48,8 +55,7 @@ _TABLES: Mapping[str, Table] = {
         "exact test, adjusted for the number of models, those by phenomenon for that of phenomena "
         "too, by Holm's method.",
     ),
-    f"{RIGHT_PAIRS} by field": Table(better="higher", caption=_INTERVALS),
-    f"{RIGHT_PAIRS} by paradigm": Table(better="higher", caption=_INTERVALS, is_long=True),
+    BY_PARADIGM: Table(better="higher", caption=_INTERVALS, is_long=True),
 }
 _PROBED = Table(
     better="higher",
@@ -61,145 +67,164 @@ _PROBED = Table(
 )
 
 
-def prepare_grammar(
-    opened: Sequence[Checkpoint], paths: Sequence[str], options: EvalOptions, out: Path, tell: Tell
-) -> Callable[[], Part]:
-    """Return what has checkpoints judge pairs, and fits probes to their vectors if asked for."""
-    pairs = read_pairs([Path(path) for path in paths], per_paradigm=options.limit)
-    probed = distinct_pairs(pairs, options.probe)
-    margins: dict[str, np.ndarray[Any, Any]] = {}
-    probes: dict[str, dict[tuple[str, str], Score]] = {}
+class Pair(NamedTuple):
+    """A grammatical sentence and one that is not."""
 
-    # Of each model by itself, so that one is held at a time.
-    def judge(checkpoint: Checkpoint) -> None:
-        name, tokenizer, first = checkpoint.name, checkpoint.tokenizer, _first(checkpoint)
-        model = load_model(checkpoint, with_head=True)
-        logger.info("judging %s pairs with %s", f"{len(pairs):,}", name)
+    good: str
+    bad: str
+    phenomenon: str
+    """What is violated, such as "island_effects"."""
+    paradigm: str
+    """How it is violated, such as "adjunct_island"."""
+
+
+def read_pairs(places: Sequence[str], per_paradigm: int | None = None) -> list[Pair]:
+    """Return the pairs of files of JSON lines, or of folders of them.
+
+    ``per_paradigm``: the first so many pairs of each paradigm; None: all.
+    """
+    pairs, counts = list[Pair](), Counter[str]()
+    paths = [Path(place).expanduser() for place in places]
+    files = [sorted(path.rglob("*.jsonl*")) if path.is_dir() else [path] for path in paths]
+    for file in dict.fromkeys(file.resolve() for of_path in files for file in of_path):
+        for row in read_rows(file):
+            try:
+                names = ("sentence_good", "sentence_bad", "linguistics_term", "UID")
+                pair = Pair(*(str(row[name]) for name in names))
+            except KeyError as error:
+                raise ValueError(f"{file} is not BLiMP's: a record has no {error}") from error
+            if pair.good != pair.bad and counts[pair.paradigm] != per_paradigm:
+                counts[pair.paradigm] += 1
+                pairs.append(pair)
+    if not pairs:
+        raise ValueError(f"there are no pairs in {', '.join(places)}: name BLiMP's JSON lines")
+    return pairs
+
+
+def measure_grammar(
+    opened: Sequence[Checkpoint], paths: Sequence[str], options: EvalOptions, tell: Tell
+) -> Part:
+    """Have checkpoints judge pairs, and fit probes to their vectors if asked for."""
+    pairs = read_pairs(paths, options.limit)
+    margins: dict[str, np.ndarray[Any, Any]] = {}
+    probes: dict[str, dict[str, list[Separability]]] = {}
+    for each in opened:
+        model, name = load_model(each, with_head=True), each.name
         margins[name] = judge_pairs(
             model,
-            tokenizer,
+            each.tokenizer,
             pairs,
-            predecessor=first,
+            predecessor=each.predecessor,
             batch_size=options.batch_size,
-            progress=lambda done: tell(f"{name}: {done:,} sentences", None, None),
+            progress=partial(_tell_tokens, tell, name),
         )
-        if probed:
-            logger.info("probing %s with %s pairs", name, f"{len(probed):,}")
-            probes[name] = probe_pairs(model, tokenizer, probed, first)
-
-    def measure() -> Part:
-        for each in opened:
-            judge(each)
-        rows = (*right_rows(pairs, margins), *_probe_rows(probes))
-        tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
-        without = ", ".join(each.name for each in opened if _first(each) is None)
-        how = f"{_HOW} {without}: {_WITHOUT_FIRST}" if without else _HOW
-        return Part(title="Grammar (BLiMP)", how=how, tables=tables, rows=rows)
-
-    return measure
+        if options.probe is not None:
+            distinct = distinct_pairs(pairs, options.probe)
+            probes[name] = probe_pairs(model, each.tokenizer, distinct, each.predecessor)
+    rows = (*right_rows(pairs, margins), *probe_rows(probes))
+    tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
+    return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=rows)
 
 
-def _first(checkpoint: Checkpoint) -> Predecessor:
-    """Return what stands before a sentence: nothing, where the model has learnt no such token."""
-    first = checkpoint.predecessor
-    is_isolated = checkpoint.text is not None and checkpoint.text.isolate_documents
-    return first if is_isolated or first is not None else "tokenizer"
+def _tell_tokens(tell: Tell, name: str, done: int) -> None:
+    tell(f"{name}: {done:,} tokens", None, None)
+
+
+def judge_pairs(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[Pair],
+    *,
+    predecessor: Predecessor = "tokenizer",
+    batch_size: int | None = None,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> np.ndarray[Any, Any]:
+    """Return by how much (nats) each pair's good sentence is more probable than its bad one."""
+    # Once each: sentences are in several pairs.
+    sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
+    read = perplexity(
+        model,
+        tokenizer,
+        sentences,
+        batch_size=batch_size,
+        predecessor=predecessor,
+        progress=progress,
+    )
+    nats = dict(zip(sentences, read.nats, strict=True))
+    margins = np.array([nats[pair.bad] - nats[pair.good] for pair in pairs])
+    # Sentences of equal ids, of words that the tokenizer does not know, tie in whatever batches.
+    return np.where(abs(margins) < _ROUNDING, 0.0, margins)
 
 
 def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[Row]:
-    """Yield shares of right pairs, of all and by phenomenon with differences, field, paradigm.
+    """Yield shares of right pairs: of all and by phenomenon with differences, and by paradigm.
 
     ``margins``: of each model, by how much it finds the good sentence of each pair more probable.
     """
-    (_, theirs), *others = margins.items()
-    phenomena = _groups([pair.phenomenon for pair in pairs])
-    of_all = adjust({model: _compare(ours, theirs) for model, ours in others})
-    of_phenomena = adjust_together(
-        {
-            model: {name: _compare(ours[at], theirs[at]) for name, at in phenomena.items()}
-            for model, ours in others
-        }
-    )
-    compared = {model: {"all": of_all[model], **of_phenomena[model]} for model, _ in others}
-    everything = {"all": np.ones(len(pairs), dtype=bool)}
-    for table, groups, differences in (
-        (RIGHT_PAIRS, everything | phenomena, compared),
-        (f"{RIGHT_PAIRS} by field", _groups([pair.field for pair in pairs]), {}),
-        (f"{RIGHT_PAIRS} by paradigm", _groups([pair.paradigm for pair in pairs]), {}),
+    first, *others = margins
+    for table, kinds in (
+        (RIGHT_PAIRS, ["all"] * len(pairs)),
+        (RIGHT_PAIRS, [pair.phenomenon for pair in pairs]),
+        (BY_PARADIGM, [pair.paradigm for pair in pairs]),
     ):
+        groups = {name: np.array(kinds) == name for name in sorted(set(kinds))}
+        right = {
+            (model, name): [(values[at] > 0).astype(int).tolist()]
+            for model, values in margins.items()
+            for name, at in groups.items()
+        }
+        compared = others if table == RIGHT_PAIRS else []
+        differences = adjust(
+            {(m, n): compare_right(right[m, n], right[first, n]) for m in compared for n in groups}
+        )
         for name, at in groups.items():
+            ties = {m: {"ties": int((values[at] == 0).sum())} for m, values in margins.items()}
             yield Row(
                 table=table,
                 name=name,
                 unit="pairs",
-                scores={model: _share(values[at]) for model, values in margins.items()},
-                differences={model: of[name] for model, of in differences.items()},
+                scores={
+                    m: replace(share_right(right[m, name]), repeats=(), counts=+Counter(ties[m]))
+                    for m in margins
+                },
+                differences={model: differences[model, name] for model in compared},
                 chance=0.5,
             )
 
 
-def _groups(names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return of each name which pairs have it."""
-    of_pair = np.array(names)
-    return {str(name): of_pair == name for name in np.unique(of_pair)}
-
-
-def _right(margins: np.ndarray[Any, Any]) -> list[list[int]]:
-    """Return 1 or 0 of each pair, as of one repeat."""
-    return [(margins > 0).astype(int).tolist()]
-
-
-def _share(margins: np.ndarray[Any, Any]) -> Score:
-    """Return the share of right pairs, and how many are ties."""
-    ties = int((margins == 0).sum())
-    return replace(share_right(_right(margins)), repeats=(), counts={"ties": ties} if ties else {})
-
-
-def _compare(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Difference:
-    return compare_right(_right(ours), _right(theirs))
-
-
-def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair]:
+def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int) -> list[Pair]:
     """Return the first pairs of each paradigm without those that share a sentence with another."""
-    if per_paradigm is None:
-        return []
     seen, counts, distinct = set[str](), Counter[str](), []
     for pair in pairs:
         if not {pair.good, pair.bad} & seen and counts[pair.paradigm] < per_paradigm:
             counts[pair.paradigm] += 1
             seen |= {pair.good, pair.bad}
             distinct.append(pair)
-    if len(distinct) < FOLDS:
-        raise ValueError(
-            f"a probe needs at least {FOLDS} pairs that share no sentence, there are "
-            f"{len(distinct)}; give more records or a larger --probe"
-        )
     return distinct
 
 
 def probe_pairs(
     model: Any, tokenizer: Any, pairs: Sequence[Pair], predecessor: Predecessor = "tokenizer"
-) -> dict[tuple[str, str], Score]:
-    """Fit probes to the representations of every layer; return their scores by table and row."""
+) -> dict[str, list[Separability]]:
+    """Fit probes to the representations of every layer; return what they read by table."""
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     labels, groups = np.tile([1, 0], len(pairs)), np.repeat(np.arange(len(pairs)), 2)
-    vectors, scores = sentence_vectors(model, tokenizer, sentences, predecessor), {}
-    for probe, kind in itertools.product(get_args(Probe), _REPRESENTATIONS):
-        table = f"{probe} probe of {kind} vectors"
-        for layer, x in enumerate(vectors[kind]):
-            read = separability(x, labels, probe=probe, groups=groups)
-            scores[table, f"layer {layer}"] = Score(
-                value=read.mean, count=len(pairs), repeats=read.folds
-            )
-            scores[table, f"layer {layer}, control"] = Score(value=read.shuffled, count=len(pairs))
-    return scores
+    vectors = sentence_vectors(model, tokenizer, sentences, predecessor)
+    return {
+        f"{probe} probe of {kind} vectors": [
+            separability(x, labels, probe=probe, groups=groups) for x in vectors[kind]
+        ]
+        for probe, kind in itertools.product(get_args(Probe), _REPRESENTATIONS)
+    }
 
 
 def sentence_vectors(
     model: Any, tokenizer: Any, sentences: Sequence[str], predecessor: Predecessor = "tokenizer"
 ) -> dict[Representation, list[np.ndarray]]:
     """Return the vectors [sentences, F] of every layer, each the mean over a sentence's tokens."""
-    encoded = list(encode_sentences(tokenizer, sentences, predecessor))
+    first = first_context(tokenizer, predecessor)
+    before = np.array([] if first is None else [first], dtype=np.int64)
+    encoded = [np.append(before, ids.astype(int)) for ids in batch_encoder(tokenizer)(sentences)]
     rows = min(_CAPTURED, sequences_at_once(model, max(map(len, encoded))))
     padded = (pad_right(encoded[at : at + rows]) for at in range(0, len(encoded), rows))
     batches = ({"input_ids": ids, "attention_mask": mask} for ids, mask in padded)
@@ -207,8 +232,7 @@ def sentence_vectors(
     for batch in capture(model, batches, kinds=_REPRESENTATIONS):
         # Of each row, what stands before the sentence is left out.
         weights = batch.mask.astype(np.float32)
-        if predecessor is not None:
-            weights[:, 0] = 0
+        weights[:, : len(before)] = 0
         weights /= weights.sum(axis=1, keepdims=True)
         for kind in _REPRESENTATIONS:
             layers = batch.hidden if kind == "hidden" else batch.routed
@@ -219,16 +243,19 @@ def sentence_vectors(
     }
 
 
-def _probe_rows(probes: Mapping[str, Mapping[tuple[str, str], Score]]) -> Iterator[Row]:
-    """Yield what probes read, layer by layer; a model of fewer layers has none at the last."""
-    for table, name in dict.fromkeys(place for of_model in probes.values() for place in of_model):
-        layer = name.removeprefix("layer ")
-        yield Row(
-            table=table,
-            name=name,
-            unit="pairs",
-            scores={m: of[table, name] for m, of in probes.items() if (table, name) in of},
-            is_comparable=layer.isdecimal(),
-            at=float(layer) if layer.isdecimal() else None,
-            chance=0.5,
-        )
+def probe_rows(probes: Mapping[str, Mapping[str, Sequence[Separability]]]) -> Iterator[Row]:
+    """Yield what probes of each table read, layer by layer, of each model that has the layer."""
+    for table in dict.fromkeys(table for of_model in probes.values() for table in of_model):
+        for layer in range(max(len(of_model[table]) for of_model in probes.values())):
+            read = {m: of[table][layer] for m, of in probes.items() if layer < len(of[table])}
+            row = partial(Row, table=table, chance=0.5)
+            yield row(
+                name=f"layer {layer}",
+                scores={m: Score(value=each.mean, repeats=each.folds) for m, each in read.items()},
+                at=float(layer),
+            )
+            yield row(
+                name=f"layer {layer}, control",
+                scores={m: Score(value=each.shuffled) for m, each in read.items()},
+                is_comparable=False,
+            )

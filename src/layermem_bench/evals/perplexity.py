@@ -16,7 +16,6 @@ Letters: B windows of a batch, T tokens, V vocabulary.
 import hashlib
 import itertools
 import math
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,11 +27,11 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from layermem_bench.data.sources import cut_document
-from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
+from layermem_bench.data.tokenizers import Ids, batch_encoder
 from layermem_bench.evals import in_eval_mode
 
 Predecessor = int | Literal["tokenizer"] | None
-"""What stands before a text: an id, what the tokenizer says, or nothing."""
+"""What stands before a text: an id, what the tokenizer says (BOS, or EOS without one), nothing."""
 # Losses in nats, in float64.
 Losses = np.ndarray[Any, Any]
 # Logits of a batch: 128 MB in float32.
@@ -52,63 +51,71 @@ class Window:
     """Ids [T + 1] in int64; the model reads all but the last."""
     scored: int
     """Number of tokens, at the end, whose losses are asked for."""
-    item: int
+    item: int = 0
     """Number of the document or sentence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PositionLoss:
-    """Loss of the tokens that have from ``first`` to ``last`` tokens before them in a window."""
-
-    first: int
-    last: int
-    tokens: int
-    loss: float | None
-    """Nats per token; None: there are no such tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DocumentLosses:
-    """Losses of the documents, in their order; one without a token to predict has zeros."""
-
-    nats: tuple[float, ...]
-    tokens: tuple[int, ...]
-    """Tokens of each that were predicted."""
-    bytes: tuple[int, ...]
-    """Bytes (UTF-8) of the text of these tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Losses of a model on documents."""
+    """Losses of a model on documents, in their order; one without a token to predict has zeros."""
 
-    loss: float
-    """Nats per token."""
-    bits_per_byte: float
-    """Loss in bits, per byte of text: comparable between tokenizers."""
-    tokens: int
-    """Tokens that were predicted, each once."""
-    bytes: int
-    """Bytes (UTF-8) of their text."""
-    predecessor: int | None
-    """Id that stands before each document; None: there is none, and the first token of each
-    document is not predicted."""
-    unknown_tokens: int
-    """Tokens among them that stand for text which the tokenizer has no tokens for."""
-    changed_documents: int
-    """Documents that the tokens do not spell: the tokenizer drops or changes characters, such as
-    repeated spaces or capitals, so that fewer bits are needed for the same bytes."""
-    positions: tuple[PositionLoss, ...]
-    """Loss by the number of tokens before the predicted one in its window."""
-    ids_digest: str
-    """Digest of all ids: two models' tokens are the same where it is."""
-    documents: DocumentLosses
-    """Loss by document."""
+    def __init__(self, context: int) -> None:
+        self.nats: list[float] = []
+        """Loss of each document, summed over its tokens."""
+        self.counts: list[int] = []
+        """Tokens of each document that were predicted, each once."""
+        self.sizes: list[int] = []
+        """Bytes (UTF-8) of the text of these tokens."""
+        self.unknown_tokens = 0
+        """Tokens that stand for text which the tokenizer has no tokens for."""
+        self.digest = hashlib.sha256()
+        """Of all ids: two models' tokens are the same where it is."""
+        self._context = context
+        # Nats and tokens; bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
+        self._bins = np.zeros((2, context.bit_length()))
+        self._bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were predicted."""
+        return sum(self.counts)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their text."""
+        return sum(self.sizes)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return math.fsum(self.nats) / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Loss in bits, per byte of text: comparable between tokenizers."""
+        return math.fsum(self.nats) / math.log(2) / self.bytes
 
     @property
     def perplexity(self) -> float:
         """Exponential of the loss; infinite where it is too large for a number."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def positions(self) -> dict[tuple[int, int], tuple[int, float]]:
+        """From and to how many tokens before the predicted one in its window: the number of such
+        tokens, and their nats per token. Spans without any are left out."""
+        return {
+            (2**i, min(2 ** (i + 1) - 1, self._context)): (int(tokens), float(nats / tokens))
+            for i, (nats, tokens) in enumerate(self._bins.T)
+            if tokens
+        }
+
+    def add(self, window: Window, losses: Losses) -> None:
+        """Add the losses of the tokens that a window predicts."""
+        self.nats[window.item] += float(losses.sum())
+        self.counts[window.item] += window.scored
+        bins = self._bin_of[len(window.ids) - window.scored : len(window.ids)]
+        np.add.at(self._bins[0], bins, losses)
+        np.add.at(self._bins[1], bins, 1)
 
 
 def perplexity(
@@ -120,7 +127,7 @@ def perplexity(
     stride: int | None = None,
     batch_size: int | None = None,
     predecessor: Predecessor = "tokenizer",
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> Perplexity:
     """Return the loss of a causal language model on texts, each of which is a document.
 
@@ -132,20 +139,22 @@ def perplexity(
     text have EOS there, and nothing where documents are kept apart (``data.isolate_documents``).
     ``progress`` is called with the number of tokens predicted so far. ``texts`` may be a generator.
     """
-    check_tokenizer(tokenizer)
     if isinstance(texts, str):
         raise TypeError("texts must be several documents, got one string; pass [text]")
     longest = longest_context(model.config)
     context, stride = check_context(context, stride, longest, type(model).__name__)
-    documents = _Documents(model, tokenizer, context, predecessor)
-    windows = documents.windows(texts, stride)
-    for window, losses in batched_losses(model, windows, rows_at_once(model, context, batch_size)):
-        documents.add(window, losses)
-        if progress is not None:
-            progress(documents.predicted)
-    if not documents.predicted:
-        raise ValueError(f"there is no token to predict in {len(documents.bytes)} documents")
-    return documents.result()
+    read = Perplexity(context)
+    windows = _windows(read, tokenizer, texts, context, stride, predecessor)
+    done = 0
+    for window, losses in batched_losses(model, windows, batch_size):
+        read.add(window, losses)
+        done += window.scored
+        progress(done)
+    if not done:
+        raise ValueError(f"there is no token to predict in {len(read.nats)} documents")
+    # Of a document without a token to predict, no byte is predicted either.
+    read.sizes = [size if n else 0 for size, n in zip(read.sizes, read.counts, strict=True)]
+    return read
 
 
 def check_context(
@@ -158,13 +167,10 @@ def check_context(
     context = longest if context is None else context
     if context is None:
         raise ValueError(f"{name} does not say how long its sequences may be; give a context")
-    if longest is not None and context > longest:
+    if not 1 <= context <= (longest or context):
         raise ValueError(
-            f"a context of {context} tokens is longer than the {longest} of {name} "
-            f"(max_position_embeddings); give a context of at most {longest}"
+            f"context must be from 1 to the {longest} tokens that {name} reads, got {context}"
         )
-    if context < 1:
-        raise ValueError(f"context must be at least 1, got {context}")
     stride = max(1, context // 2) if stride is None else stride
     if not 1 <= stride <= context:
         raise ValueError(f"stride must be from 1 to the context, {context}, got {stride}")
@@ -178,133 +184,48 @@ def longest_context(config: Any) -> int | None:
 
 
 def first_context(tokenizer: Any, predecessor: Predecessor = "tokenizer") -> int | None:
-    """Return the id that stands before a text: the given one, or the tokenizer's BOS, else EOS;
-    None: nothing stands there."""
+    """Return the id that stands before a text; None: nothing stands there."""
     if predecessor != "tokenizer":
         return predecessor
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     return bos if bos is not None else eos
 
 
-def check_tokenizer(tokenizer: Any) -> None:
-    if tokenizer is None or not callable(tokenizer):
-        raise ValueError(
-            f"a tokenizer is needed to read text, got {tokenizer!r}; pass the one that the model "
-            "was trained with"
-        )
+def rows_at_once(model: Any, length: int, batch_size: int | None) -> int:
+    """Return how many windows of a length a batch has: as many as asked for, or as keep its logits
+    small."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return batch_size or max(1, min(_MAX_ROWS, _LOGITS // (length * vocabulary)))
 
 
-def _vocabulary_size(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
+def _windows(
+    read: Perplexity,
+    tokenizer: Any,
+    texts: Iterable[str],
+    context: int,
+    stride: int,
+    predecessor: Predecessor,
+) -> Iterator[Window]:
+    """Yield the windows of texts; begin each one's sums, and count bytes and unknown tokens."""
+    encode, first = batch_encoder(tokenizer), first_context(tokenizer, predecessor)
+    unknown = getattr(tokenizer, "unk_token_id", None)
 
-
-def check_ids(ids: Ids, model: Any) -> None:
-    """Raise if the model has no embedding for an id."""
-    vocabulary = _vocabulary_size(model)
-    if len(ids) and int(ids.max()) >= vocabulary:
-        raise ValueError(
-            f"the tokenizer yields id {int(ids.max())}, and the model's vocabulary has {vocabulary}"
-            " ids: they do not belong together; give the tokenizer the model was trained with"
-        )
-
-
-def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int:
-    """Return how many windows of ``context`` tokens a batch has: as many as asked for, or as keep
-    its logits small."""
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    return batch_size or max(1, min(_MAX_ROWS, _LOGITS // (context * _vocabulary_size(model))))
-
-
-class _Documents:
-    """Documents as windows of tokens, and their losses summed by document and by position."""
-
-    def __init__(self, model: Any, tokenizer: Any, context: int, predecessor: Predecessor) -> None:
-        self.model, self.tokenizer, self.context = model, tokenizer, context
-        self.encode = batch_encoder(tokenizer)
-        self.predecessor = first_context(tokenizer, predecessor)
-        self.ids_digest = hashlib.sha256()
-        self.unknown = getattr(tokenizer, "unk_token_id", None)
-        self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
-        self.unknown_tokens = self.changed_documents = self.predicted = 0
-        # Nats and tokens; bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
-        self.by_position = np.zeros((2, context.bit_length()))
-        self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
-
-    def windows(self, texts: Iterable[str], stride: int) -> Iterator[Window]:
-        for item, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"text {item} must be a string, got {type(text).__name__}")
-            for sums in (self.nats, self.tokens, self.bytes):
-                sums.append(0)
-            parts, first = self._parts(text), self.predecessor
-            yield from cut_windows(parts, self.context, stride, predecessor=first, item=item)
-
-    def _parts(self, text: str) -> Iterator[Ids]:
-        """Yield the ids of a document, part by part."""
-        first = is_spelt = True
+    def parts_of(text: str) -> Iterator[Ids]:
+        not_predicted = 0 if first is not None else 1
         for part in cut_document(text):
-            (ids,) = self.encode([part])
-            is_spelt = is_spelt and self._spells(ids, part)
-            if not len(ids):
-                continue
-            check_ids(ids, self.model)
-            self.ids_digest.update(ids.astype(np.int64).tobytes())
-            self.bytes[-1] += len(part.encode())
-            if self.unknown is not None:
-                self.unknown_tokens += int(np.count_nonzero(ids == self.unknown))
-            if first and self.predecessor is None:
-                self.bytes[-1] -= bytes_of_first_token(self.tokenizer, part, int(ids[0]))
-            first = False
+            (ids,) = encode([part])
+            read.digest.update(ids.astype(np.int64).tobytes())
+            read.unknown_tokens += 0 if unknown is None else int(np.count_nonzero(ids == unknown))
+            left_out = tokenizer.decode(ids[:not_predicted].tolist())
+            read.sizes[-1] += len(part.encode()) - len(left_out.encode())
+            not_predicted = 0 if len(ids) else not_predicted
             yield ids
-        self.changed_documents += not is_spelt
 
-    def _spells(self, ids: Ids, part: str) -> bool:
-        """Whether ids are decoded to the text, but for a space that tokenizers put before it."""
-        read = self.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
-        return bool(read.removeprefix(" ") == part.removeprefix(" "))
-
-    def add(self, window: Window, losses: Losses) -> None:
-        end = len(window.ids)
-        if not np.isfinite(losses).all():
-            at = int(np.flatnonzero(~np.isfinite(losses))[0])
-            raise ValueError(
-                f"the loss of a token of document {window.item} is {losses[at]}, "
-                f"{end - window.scored + at} tokens into its window: the model's weights are not "
-                "finite, or its precision is too low; try float32"
-            )
-        self.nats[window.item] += float(losses.sum())
-        self.tokens[window.item] += window.scored
-        self.predicted += window.scored
-        bins, (nats, tokens) = self.bin_of[end - window.scored : end], self.by_position
-        np.add.at(nats, bins, losses)
-        np.add.at(tokens, bins, 1)
-
-    def result(self) -> Perplexity:
-        # Of a document without a token to predict, no byte is predicted either.
-        sizes = tuple(size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True))
-        nats = math.fsum(self.nats)
-        positions = (
-            PositionLoss(
-                first=2**i,
-                last=min(2 ** (i + 1) - 1, self.context),
-                tokens=int(tokens),
-                loss=float(of_bin / tokens) if tokens else None,
-            )
-            for i, (of_bin, tokens) in enumerate(self.by_position.T)
-        )
-        return Perplexity(
-            loss=nats / self.predicted,
-            bits_per_byte=nats / math.log(2) / sum(sizes),
-            tokens=self.predicted,
-            bytes=sum(sizes),
-            predecessor=self.predecessor,
-            unknown_tokens=self.unknown_tokens,
-            changed_documents=self.changed_documents,
-            positions=tuple(positions),
-            ids_digest=self.ids_digest.hexdigest(),
-            documents=DocumentLosses(nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=sizes),
-        )
+    for item, text in enumerate(texts):
+        read.nats.append(0.0)
+        read.counts.append(0)
+        read.sizes.append(0)
+        yield from cut_windows(parts_of(text), context, stride, predecessor=first, item=item)
 
 
 def cut_windows(
@@ -324,7 +245,7 @@ def cut_windows(
 
 
 def batched_losses(
-    model: Any, windows: Iterable[Window], rows: int
+    model: Any, windows: Iterable[Window], batch_size: int | None
 ) -> Iterator[tuple[Window, Losses]]:
     """Yield each window, in some order, with the losses [scored] (nats) of its last tokens.
 
@@ -332,10 +253,11 @@ def batched_losses(
     """
     windows = iter(windows)
     with in_eval_mode(model):
-        while group := list(itertools.islice(windows, rows * _BATCHES_SORTED)):
+        while group := list(itertools.islice(windows, (batch_size or _MAX_ROWS) * _BATCHES_SORTED)):
             group.sort(key=lambda window: len(window.ids))
-            for start in range(0, len(group), rows):
-                batch = group[start : start + rows]
+            while group:
+                rows = rows_at_once(model, len(group[-1].ids), batch_size)
+                group, batch = group[:-rows], group[-rows:]
                 yield from zip(batch, _losses(model, batch), strict=True)
 
 
@@ -363,5 +285,11 @@ def _losses(model: Any, batch: Sequence[Window]) -> list[Losses]:
             functional.cross_entropy(some.float(), ids, reduction="none").cpu()
             for some, ids in zip(scored, targets.split(_TOKENS_AT_ONCE), strict=True)
         ]
-        losses.append(torch.cat(parts).numpy().astype(np.float64))
+        of_window = torch.cat(parts).numpy().astype(np.float64)
+        if not np.isfinite(of_window).all():
+            raise ValueError(
+                f"a loss of text {window.item} is not finite: the model's weights are not, or its "
+                "precision is too low; try float32"
+            )
+        losses.append(of_window)
     return losses

@@ -18,11 +18,10 @@ from layermem_bench.config import run as config
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.evals import Tell
 from layermem_bench.evals.generation import GreedySettings, greedy, read_answers, shared_greedy
-from layermem_bench.evals.perplexity import longest_context
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.solved import Shares, Solved
-from layermem_bench.tasks.problems import Grade, Problem, Queried
+from layermem_bench.tasks.problems import Grade, Problem, Queried, Split
 from layermem_bench.tasks.registry import TaskDefinition, encode, get_task, select_queried
 
 # Problems where no number is asked for.
@@ -63,7 +62,7 @@ def attempt(
     problems: Sequence[Problem],
     *,
     batch_size: int = 256,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
     shared: bool = False,
 ) -> list[Attempt]:
     """Let a model solve problems; a solution much longer than the longest right one is cut.
@@ -182,82 +181,92 @@ def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
     )
 
 
-def prepare_problems(
-    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, out: Path, tell: Tell
-) -> Callable[[], Part]:
-    """Return what has the final models of runs solve problems; refuse those it was trained on."""
-    tasks = {(name, each.name): _task_of(each, name, options) for each in opened for name in names}
+def measure_problems(
+    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, tell: Tell
+) -> Part:
+    """Have the final models of runs solve problems of the tasks that they were trained on."""
+    rows = list[Row]()
+    for name in names:
+        tasks = {each.name: _task_of(each, name, options) for each in opened}
+        solved = {each.name: solve(each, tasks[each.name], options, tell) for each in opened}
+        first, *others = ((task.seed, task.test, task.fields()) for task in tasks.values())
+        is_same = all(other == first for other in others)
+        rows += [replace(row, is_comparable=is_same) for row in _rows(name, solved)]
+    return Part(
+        title="Problems of their tasks",
+        how=f"Problems of the split {options.split}, of each run its own: with other seeds or "
+        "options of the task they differ, unless --seed and --task-options are given. 95% "
+        "intervals by Wilson's method, over problems and not over seeds of training. Noted: the "
+        "first faults of wrong solutions.",
+        tables={row.table: Table(better="higher") for row in rows},
+        rows=tuple(rows),
+    )
 
-    def measure() -> Part:
-        tables, rows, differing = dict[str, Table](), list[Row](), list[str]()
-        for name in names:
-            asked = {each.name: tasks[name, each.name] for each in opened}
-            solved = {each.name: solve(each, asked[each.name], options, tell) for each in opened}
-            # They differ between models of different problems.
-            guesses = ", ".join(dict.fromkeys(f"{each.chance:.1%}" for each in solved.values()))
-            tables[f"{name}, {_RIGHT}"] = Table(better="higher", caption=f"A guess: {guesses}.")
-            tables[f"{name}, {_STEPS}"] = Table(better="higher")
-            is_same = len({_problems_of(task, options) for task in asked.values()}) == 1
-            differing += [] if is_same else [name]
-            rows += (replace(row, is_comparable=is_same) for row in _rows(name, solved))
-        different = (
-            f" Of {', '.join(differing)} the models have different problems, those of their runs, "
-            "so that their shares say nothing of each other: give --seed and --task-options."
+
+def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:
+    """Return the task of which a run's model solves problems, ``test`` of them; refuse another task
+    than it was trained on, and problems that it was trained on where others are asked for."""
+    trained_on = checkpoint.run.task if checkpoint.run is not None else config.Task()
+    if trained_on.name != name:
+        raise ValueError(
+            f"{checkpoint.name} was trained by no run on {name}: a model solves problems of the "
+            "task that its run trained it on"
         )
-        return Part(
-            title="Problems of their tasks",
-            how=f"Problems of the split {options.split}. 95% intervals by Wilson's method, over "
-            "problems and not over seeds of training. Beside a model's answers: the first faults "
-            f"of its wrong solutions.{different if differing else ''}",
-            tables=tables,
-            rows=tuple(rows),
+    is_training_set = options.split == "train"
+    if is_training_set and (options.task_options or options.seed is not None):
+        raise ValueError(
+            "--split train asks for the problems that the model was trained on, which --seed and "
+            "--task-options would draw anew: leave them out, or take another split"
         )
+    count = options.limit or _COUNT
+    task = replace(
+        trained_on,
+        seed=trained_on.seed if options.seed is None else options.seed,
+        options=config.merged(trained_on.options, options.task_options),
+        test=min(count, trained_on.examples) if is_training_set else count,
+    )
+    if options.task_options:
+        _check_not_trained_on(trained_on, task, options.split)
+    return task
 
-    return measure
 
-
-def _problems_of(task: config.Task, options: EvalOptions) -> tuple[Any, ...]:
-    """Return what decides which problems a model is asked."""
-    every = {**get_task(str(task.name)).options(), **task.fields()}
-    return task.seed, _count(task, options), tuple(sorted(every.items(), key=lambda item: item[0]))
+def _check_not_trained_on(trained_on: config.Task, task: config.Task, split: Split) -> None:
+    """Refuse options under which some problems are, or may be, among those of the training."""
+    definition, own, new = get_task(str(task.name)), trained_on.fields(), task.fields()
+    for name in definition.splits_by(own):
+        default = definition.options()[name]
+        if own.get(name, default) != new.get(name, default):
+            raise ValueError(
+                f"the model was trained on problems split by {name}={own.get(name, default)}; of "
+                f"{name}={new[name]} some may be in its training set: leave --task-options {name} "
+                "out"
+            )
+    if not new.get(split):
+        return
+    # Problems of a file may be any.
+    training_set = definition.problems("train", trained_on.examples, trained_on.seed, **own)
+    prompts = {problem.prompt for problem in training_set}
+    problems = definition.problems(split, task.test, task.seed, **new)
+    if shared := sum(problem.prompt in prompts for problem in problems):
+        raise ValueError(
+            f"the model was trained on {shared:,} of the {len(problems):,} problems that "
+            "--task-options asks for: give a file without them"
+        )
 
 
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
-    name, count = str(task.name), _count(task, options)
-    definition = get_task(name)
-    problems = definition.problems(options.split, count, task.seed, **task.fields())
+    name, definition = str(task.name), get_task(str(task.name))
+    problems = definition.problems(options.split, task.test, task.seed, **task.fields())
     model = load_final(Path(checkpoint.location))
-    _check_length(model, checkpoint, problems)
     attempts = attempt(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         checkpoint.tokenizer,
         definition,
         problems,
         batch_size=options.batch_size or 256,
-        progress=lambda done: tell(f"{checkpoint.name}: {name}", done, count),
+        progress=lambda done: tell(f"{checkpoint.name}: {name}", done, len(problems)),
     )
     return score_attempts(attempts, definition, name=name, split=options.split)
-
-
-def _check_length(model: Any, checkpoint: Checkpoint, problems: Sequence[Problem]) -> None:
-    """Refuse problems that a model has no positions for."""
-    prompts, solutions = encode(checkpoint.tokenizer, problems)
-    # Answers to queries stand beside their sequence.
-    pairs = zip(
-        prompts, [[]] * len(prompts) if select_queried(problems) else solutions, strict=True
-    )
-    needed, longest = max(len(a) + len(b) for a, b in pairs), longest_context(model.config)
-    if longest is not None and needed > longest:
-        raise ValueError(
-            f"a problem has {needed} tokens with its solution, and {checkpoint.name} reads "
-            f"{longest} (max_position_embeddings): choose --task-options with shorter problems"
-        )
-
-
-def _count(task: config.Task, options: EvalOptions) -> int:
-    """Return how many problems are asked for: of the training set no more than it has."""
-    count = options.limit or _COUNT
-    return min(count, task.examples) if options.split == "train" else count
 
 
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
@@ -268,109 +277,23 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
             for level, of_level in by.items():
                 shares.setdefault(f"{kind}: {level}", {})[model] = of_level
     chances = {of_model.chance for of_model in solved.values()}
-    for name, of_models in shares.items():
-        scores = {
-            m: Score(
-                value=s.accuracy,
-                interval=s.interval,
-                count=s.count,
-                counts=s.faults if isinstance(s, Solved) else {},
+    for what, ends in ((_RIGHT, "interval"), (_STEPS, "steps_interval")):
+        for name, of_models in shares.items():
+            is_first = (what, name) == (_RIGHT, "all")
+            scores = {
+                model: Score(
+                    value=share.accuracy if what == _RIGHT else share.steps,
+                    interval=getattr(share, ends),
+                    count=share.count,
+                    counts=solved[model].faults if is_first else {},
+                )
+                for model, share in of_models.items()
+            }
+            yield Row(
+                table=f"{task}, {what}",
+                name=name,
+                unit="problems",
+                scores=scores,
+                # It differs between models of different problems.
+                chance=chances.pop() if is_first and len(chances) == 1 else None,
             )
-            for m, s in of_models.items()
-        }
-        chance = min(chances) if name == "all" and len(chances) == 1 else None
-        yield Row(
-            table=f"{task}, {_RIGHT}", name=name, unit="problems", scores=scores, chance=chance
-        )
-    for name, of_models in shares.items():
-        scores = {
-            m: Score(value=s.steps, interval=s.steps_interval, count=s.count)
-            for m, s in of_models.items()
-        }
-        yield Row(table=f"{task}, {_STEPS}", name=name, unit="problems", scores=scores)
-
-
-def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:
-    """Return the task of which a run's model solves problems; refuse one it was trained on."""
-    if checkpoint.run is None:
-        raise ValueError(
-            f"{checkpoint.location} is no run folder; only models of runs on {name} solve its "
-            "problems"
-        )
-    trained_on = checkpoint.run.task
-    if trained_on.name != name:
-        raise ValueError(
-            f"{checkpoint.name} was trained on {trained_on.name or 'no task'}, and is asked "
-            f"{name}: a model solves problems of the task that it was trained on"
-        )
-    _check_split_options(trained_on, options.task_options)
-    if options.split == "train":
-        _check_is_training_set(trained_on, options)
-    task = replace(
-        trained_on,
-        seed=trained_on.seed if options.seed is None else options.seed,
-        options=config.merged(trained_on.options, options.task_options),
-    )
-    if options.split != "train":
-        _check_not_trained_on(trained_on, task, options.split, options.limit or _COUNT)
-        _check_file(task, options)
-    return task
-
-
-def _check_is_training_set(trained_on: config.Task, options: EvalOptions) -> None:
-    """Refuse options under which problems of the split "train" are not those of the training."""
-    if options.limit is not None and options.limit > trained_on.examples:
-        raise ValueError(
-            f"--limit {options.limit} is more than the {trained_on.examples} problems that the "
-            "model was trained on; --split train has no others"
-        )
-    if options.task_options or options.seed not in (None, trained_on.seed):
-        raise ValueError(
-            "--split train asks for the problems that the model was trained on, which --seed and "
-            "--task-options would draw anew: leave them out, or take another split"
-        )
-
-
-def _check_file(task: config.Task, options: EvalOptions) -> None:
-    """Refuse options of drawing, or a seed, where the split's problems are read from a file."""
-    file = task.fields().get(options.split)
-    names = [option.partition("=")[0] for option in options.task_options]
-    drawing = [name for name in names if name not in ("train", "validation", "test")]
-    if file and (drawing or options.seed is not None):
-        raise ValueError(
-            f"the problems of the split {options.split} are read from {file}, and "
-            f"{'--seed' if not drawing else ', '.join(drawing)} would draw others: leave it out, "
-            f"or add --task-options {options.split}=null to have problems drawn"
-        )
-
-
-def _check_split_options(trained_on: config.Task, options: tuple[str, ...]) -> None:
-    """Refuse options under which test problems may be among those of the training set."""
-    own, wanted = trained_on.fields(), config.Task(options=options).fields()
-    definition = get_task(str(trained_on.name))
-    for name in definition.splits_by(own):
-        own_value = own.get(name, definition.options()[name])
-        if wanted.get(name, own_value) != own_value:
-            raise ValueError(
-                f"the model was trained on problems of {name}={own_value}; of "
-                f"{name}={wanted[name]} some of its training set would be in the test split: leave "
-                f"the option out, or train with --task.options {name}={wanted[name]}"
-            )
-
-
-def _check_not_trained_on(
-    trained_on: config.Task, wanted: config.Task, split: str, count: int
-) -> None:
-    """Refuse a file of problems some of which are in the training set."""
-    own, new = trained_on.fields(), wanted.fields()
-    if not (own.get("train") and new.get(split)):
-        return
-    definition = get_task(str(trained_on.name))
-    training_set = definition.problems("train", trained_on.examples, trained_on.seed, **own)
-    prompts = {problem.prompt for problem in training_set}
-    problems = definition.problems(split, count, wanted.seed, **new)
-    if shared := sum(problem.prompt in prompts for problem in problems):
-        raise ValueError(
-            f"the model was trained on {shared:,} of the {len(problems):,} problems of "
-            f"{new[split]}: they are in {own['train']} too; give a file without them"
-        )

@@ -1,17 +1,17 @@
 """The paper's tables and figures as data: each one's claim, numbers, boards and drawings.
 
-An artefact is an entry of the ``ARTEFACTS`` of one of the five files that are imported here.
+An artefact is an entry of the ``ARTEFACTS`` of one of the four files that are imported here.
 """
 
 import difflib
 from collections.abc import Mapping
 
-from layermem_bench.paper import analysed, costs, evaluated, reasoning, trained
+from layermem_bench.paper import analysed, costs, evaluated, trained
 from layermem_bench.paper.artefact import Artefact
 
 _ARTEFACTS: Mapping[str, Artefact] = {
     name: artefact
-    for file in (trained, reasoning, analysed, evaluated, costs)
+    for file in (trained, analysed, evaluated, costs)
     for name, artefact in file.ARTEFACTS.items()
 }
 

@@ -1,6 +1,6 @@
 """What goes on inside trained models: Figures 2, 3, 5, 7, 8 and 9."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -21,13 +21,11 @@ from layermem_bench.paper.inspecting import (
     heatmaps,
     layouts,
     nearest_in_layout,
-    options_at,
+    observe,
     probes,
-    shares_read,
 )
-from layermem_bench.paper.reasoning import arithmetic
-from layermem_bench.paper.trained import full_attention
-from layermem_bench.results.analysis import Representation
+from layermem_bench.paper.trained import arithmetic, full_attention
+from layermem_bench.results.analysis import Representation, to_rows
 from layermem_bench.results.study import BY_LAYER, Drawing, Picture, Scale
 from layermem_bench.study.definition import Observed
 
@@ -50,13 +48,11 @@ def _text_analyses(trained: Observing) -> Analyses:
     """Return the analyses of the runs on text."""
     board = full_attention(trained.scale)
     source = board.base.data.source
-    text = None if source == "stdlib" else source
-    return analyses(trained, board.name, options_at(trained.scale, text=text))
+    return analyses(trained, board.name, text=None if source == "stdlib" else source)
 
 
 # Figures 2 (values) and 7 (hidden states).
-_LAST = ", last layer"
-_MEAN = ", mean over layers"
+_LAST, _MEAN = ", last layer", ", mean over layers"
 
 
 def _entropy(kind: Representation, where: str) -> str:
@@ -72,16 +68,16 @@ def _observe_text(trained: Observing, kind: Representation) -> Iterator[Observed
     yield from entropy(analysed, kind, _entropy(kind, _MEAN))
     if kind == "routed":
         yield from entropy(analysed, kind, _entropy(kind, _LAST), layer=-1)
-    yield from probes(analysed, kind, "paper", _told_apart(kind), layer=-1)
-    yield from probes(analysed, kind, "converged", "the same by a converged probe", layer=-1)
-    for layer in range(_layers(trained.scale)):
+    yield from probes(analysed, kind, "paper", _told_apart(kind))
+    yield from probes(analysed, kind, "converged", "the same by a converged probe")
+    for layer in _layers(trained.scale):
         at = f"{BY_LAYER}{layer}"
-        yield from entropy(analysed, kind, _entropy(kind, at), layer=layer)
-        yield from probes(analysed, kind, "paper", _told_apart(kind, at), layer=layer)
+        yield from entropy(analysed, kind, _entropy(kind, at), layer)
+        yield from probes(analysed, kind, "paper", _told_apart(kind, at), layer)
 
 
 def _draw_text(scale: Scale, kind: Representation) -> tuple[Drawing, ...]:
-    layers = range(_layers(scale))
+    layers = _layers(scale)
 
     def entropy_of(arm: str, layer: int) -> tuple[str, str]:
         return _entropy(kind, f"{BY_LAYER}{layer}"), arm
@@ -96,8 +92,8 @@ def _draw_text(scale: Scale, kind: Representation) -> tuple[Drawing, ...]:
     )
 
 
-def _layers(scale: Scale) -> int:
-    return full_attention(scale).base.model.num_hidden_layers
+def _layers(scale: Scale) -> range:
+    return range(full_attention(scale).base.model.num_hidden_layers)
 
 
 # Figure 3.
@@ -128,41 +124,47 @@ def _numbers_told_apart(numbers: str) -> str:
 def _fig8(trained: Observing) -> Iterator[Observed | Picture]:
     name = arithmetic(trained.scale, 6).name
     for numbers, (words, each) in _NUMBERS.items():
-        analysed = analyses(trained, name, options_at(trained.scale, words, each))
+        analysed = analyses(trained, name, words, each)
         yield from nearest_in_layout(analysed, _nearest_number(numbers))
-        yield from probes(analysed, "routed", "paper", _numbers_told_apart(numbers), layer=-1)
+        yield from probes(analysed, "routed", "paper", _numbers_told_apart(numbers))
         yield from layouts(analysed, words)
 
 
 # Figures 5 (averaged over heads) and 9 (by head).
-_EARLIER = "share read from earlier layers, mean over layers"
-"""A row without a claim: the paper says that it is far from a plain decoder's 0, as any router's
-is, and not that training raises it."""
 _FIRST_SLOT = "share that layers 1 to 3 read from the first slot"
 _FIRST_TWO = "share that the last layer reads from the first two slots"
 _SPREAD = "spread over heads of the share read from earlier layers"
+_SHARES: Mapping[str, Callable[[np.ndarray], float]] = {
+    # A row without a claim: the paper says that it is far from a plain decoder's 0, as any
+    # router's is, and not that training raises it.
+    "share read from earlier layers, mean over layers": lambda heatmap: float(
+        1 - np.diagonal(heatmap)[1:].mean()
+    ),
+    _FIRST_SLOT: lambda heatmap: float(heatmap[1:4, 0].mean()),
+    _FIRST_TWO: lambda heatmap: float(heatmap[-1, :2].sum()),
+}
 
 
 def _fig5(trained: Observing) -> Iterator[Observed | Picture]:
     # As section 5.4 has it: absolute weights are averaged over heads, then normalised by layer.
     maps = heatmaps(trained, full_attention(trained.scale).name, by_head=False)
-    yield from shares_read(maps, _EARLIER, lambda m: float(1 - np.diagonal(m)[1:].mean()))
-    yield from shares_read(maps, _FIRST_SLOT, lambda m: float(m[1:4, 0].mean()))
-    yield from shares_read(maps, _FIRST_TWO, lambda m: float(m[-1, :2].sum()))
+    for quantity, share in _SHARES.items():
+        yield from observe(maps, quantity, share, is_share=True)
     for arm, by_seed in maps.items():
         if by_seed:
             mean = np.mean(list(by_seed.values()), axis=0)
             name = f"{arm}, mean over {len(by_seed)} seeds" if len(by_seed) > 1 else arm
-            yield Picture(kind="heatmap", name=name, panels={"all heads": _rows(mean)})
+            panels = {"all heads": to_rows(mean.round(4))}
+            yield Picture(kind="heatmap", name=name, panels=panels)
 
 
 def _fig9(trained: Observing) -> Iterator[Observed | Picture]:
     maps = heatmaps(trained, full_attention(trained.scale).name, by_head=True)
-    yield from shares_read(maps, _SPREAD, _spread)
+    yield from observe(maps, _SPREAD, _spread, is_share=True)
     for arm, by_seed in maps.items():
         # Heads of different seeds have nothing to do with each other.
         for seed, heads in list(by_seed.items())[:1]:
-            panels = {f"layer {i}": _rows(heads[i]) for i in range(1, len(heads))}
+            panels = {f"layer {i}": to_rows(heads[i].round(4)) for i in range(1, len(heads))}
             yield Picture(kind="heads", name=f"{arm}, seed {seed}", panels=panels)
 
 
@@ -170,10 +172,6 @@ def _spread(heads: np.ndarray) -> float:
     """Return the standard deviation over heads, the mean over layers from 1 on."""
     own = np.stack([heads[layer, :, layer] for layer in range(1, len(heads))])
     return float((1 - own).std(1).mean())
-
-
-def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    return tuple(map(tuple, matrix.round(4).tolist()))
 
 
 _on_text = partial(on_text, boards=lambda scale: (full_attention(scale),))
@@ -230,7 +228,6 @@ ARTEFACTS = {
             "higher",
             *(f(numbers) for numbers in _NUMBERS for f in (_nearest_number, _numbers_told_apart)),
         ),
-        needs={"paper": "most of a day of a CPU thread, or a GPU"},
         notes=(_LAYOUT_NOTE, "Which of its arithmetic models the paper shows is not said."),
     ),
     "fig9": _on_text(

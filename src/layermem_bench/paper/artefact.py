@@ -21,8 +21,6 @@ from layermem_bench.study.definition import Board, Observed, Study, Trained
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SEEDS: Mapping[Scale, int] = {"tiny": 5, "small": 3, "paper": 1}
 """Seeds of each scale where none are asked for; the paper reports one run of each arm."""
-ON_GPU: tuple[Scale, ...] = ("small", "paper")
-"""Scales that need a GPU in most artefacts."""
 FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
 """What the runs on text of the larger scales need."""
 
@@ -56,9 +54,7 @@ class Artefact:
     drawings: Callable[[Scale], tuple[Drawing, ...]] = lambda scale: ()
     """What it draws at a scale."""
     needs: Mapping[Scale, str] = field(default_factory=dict)
-    """What a scale needs beside a CPU and this machine's files."""
-    on_gpu: tuple[Scale, ...] = ()
-    """Scales that are refused where there is no GPU."""
+    """What a scale needs, a GPU among it, without which it is refused; none: a CPU is enough."""
     notes: tuple[str, ...] = ()
     """What tempers the comparison with the paper."""
     tasks: tuple[str, ...] = ()
@@ -98,9 +94,7 @@ class Artefact:
         )
 
 
-on_text = partial(
-    Artefact, needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}, on_gpu=ON_GPU
-)
+on_text = partial(Artefact, needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"})
 """An artefact of runs on text."""
 
 

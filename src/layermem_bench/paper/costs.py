@@ -1,33 +1,15 @@
-"""Costs at the sizes of the paper's models: Tables 8 (counted) and 9 (measured), without training.
-
-Each repeat of a measurement is kept in a file of its own, so that an interrupted one goes on.
-"""
+"""Costs at the sizes of the paper's models: Tables 8 (counted) and 9 (measured)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from layermem_base.files import write_atomically
 from layermem_bench.config.run import Run
-from layermem_bench.efficiency.measuring import (
-    ModelSpec,
-    Shape,
-    describe_machine,
-    device_and_precision,
-    measure,
-)
+from layermem_bench.efficiency.measuring import ModelSpec, Shape, device_and_precision, measure
 from layermem_bench.efficiency.model_sizes import model_sizes
-from layermem_bench.paper.artefact import ON_GPU, Artefact, Observing, claims_of_lime
+from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime
 from layermem_bench.paper.evaluated import ARMS
 from layermem_bench.paper.trained import full_attention, grouped_queries
-from layermem_bench.results.costs import (
-    CostPoint,
-    Costs,
-    Measurement,
-    MeasuringOptions,
-    Mode,
-)
-from layermem_bench.results.files import read_result, to_json
+from layermem_bench.results.costs import Measurement, Mode
 from layermem_bench.results.study import ABOVE_PLAIN, Claim, PaperNumber, Scale
 from layermem_bench.study.costs import count_point
 from layermem_bench.study.definition import Observed
@@ -67,13 +49,9 @@ def _observe(
     part: str, arm: str, values: Mapping[str, Mapping[int, float]], *, counted: bool = False
 ) -> Iterator[Observed]:
     for quantity, by_seed in values.items():
-        yield Observed(
-            quantity=f"{quantity}, {part}",
-            arm=arm,
-            by_seed=by_seed,
-            is_share=quantity.endswith(ABOVE_PLAIN),
-            counted=counted,
-        )
+        is_share = quantity.endswith(ABOVE_PLAIN)
+        name = f"{quantity}, {part}"
+        yield Observed(quantity=name, arm=arm, by_seed=by_seed, is_share=is_share, counted=counted)
 
 
 # Table 8: parameters and FLOPs as printed, and by which share they exceed LLaMA's.
@@ -88,13 +66,10 @@ _COUNTED = {
 _COUNTS = ("parameters", "forward FLOPs", f"parameters{ABOVE_PLAIN}", f"forward FLOPs{ABOVE_PLAIN}")
 
 
-def _count(run: Run) -> CostPoint:
-    return count_point(run.preset, *_models(run))
-
-
 def _table8(trained: Observing) -> Iterator[Observed]:
     for half in _HALVES:
-        counted = _count(_sizes(trained.scale, half)).counted
+        run = _sizes(trained.scale, half)
+        counted = count_point(run.preset, *_models(run)).counted
         for arm in ARMS:
             ours, plain = (counted[each]["paper"] for each in (arm, "plain"))
             values = (ours.parameters, ours.forward, *ours.overhead(plain))
@@ -127,38 +102,6 @@ _SECONDS, _PEAK = "seconds of a step", "peak bytes"
 _BATCH, _REPEATS = 4, 9
 
 
-def measure_once(
-    run: Run, modes: tuple[Mode, ...], file: Path
-) -> dict[str, dict[str, Measurement]]:
-    """Return mode and arm to what a training step took: as in ``file``, else measured now."""
-    device, precision = device_and_precision()
-    options = MeasuringOptions(batch=_BATCH, repeats=_REPEATS, modes=modes, precision=precision)
-    machine, point = describe_machine(device), _count(run)
-    if file.exists():
-        costs = read_result(Costs, file)
-        kept = costs.points[0]
-        if (costs.measuring, costs.machine) != (options, machine) or kept.counted != point.counted:
-            raise ValueError(
-                f"{file} was measured with other sizes or options, or on another machine; delete "
-                "it, or choose another --out"
-            )
-        return {mode: dict(of_mode) for mode, of_mode in (kept.measured or {}).items()}
-    models, tokens = _models(run)
-    measured: dict[str, dict[str, Measurement]] = {}
-    for mode in modes:
-        shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision, mode=mode)
-        measured[mode] = measure(models, shape, _REPEATS)
-    costs = Costs(
-        command="layermem study paper/table9",
-        points=(replace(point, measured=measured),),
-        machine=machine,
-        precision=precision,
-        measuring=options,
-    )
-    write_atomically(file, to_json(costs))
-    return measured
-
-
 def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
     """Yield what a step took, and by which share that exceeds the plain decoder's."""
     yield _SECONDS, step.seconds
@@ -170,18 +113,17 @@ def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
 
 
 def _table9(trained: Observing) -> Iterator[Observed]:
-    modes = _MODES[trained.scale]
+    device, precision = device_and_precision()
     for half in _HALVES:
-        run, folder = _sizes(trained.scale, half), trained.out / "measured"
-        measured = {
-            repeat: measure_once(run, modes, folder / f"{half.replace(' ', '-')}-{repeat}.json")
-            for repeat in trained.seeds
-        }
-        for mode in modes:
+        models, tokens = _models(_sizes(trained.scale, half))
+        shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision)
+        for mode in _MODES[trained.scale]:
+            at_mode = replace(shape, mode=mode)
+            steps = {repeat: measure(models, at_mode, _REPEATS) for repeat in trained.seeds}
             for arm in ARMS:
                 values: dict[str, dict[int, float]] = {}
-                for repeat, steps in measured.items():
-                    for what, value in _step(steps[mode][arm], steps[mode]["plain"]):
+                for repeat, of_arms in steps.items():
+                    for what, value in _step(of_arms[arm], of_arms["plain"]):
                         values.setdefault(what, {})[repeat] = value
                 yield from _observe(f"{half}, {mode}", arm, values)
 
@@ -230,7 +172,6 @@ ARTEFACTS = {
         ),
         claims=_table9_claims,
         needs={"small": "a GPU", "paper": "a GPU, the paper's an H100"},
-        on_gpu=ON_GPU,
         notes=(
             "Seeds are repeats of the whole measurement, each with all arms in turn in one "
             "process.",

@@ -1,12 +1,10 @@
 """Evaluation tasks of trained models: Tables 1, 4, 5 and 6, as ``layermem eval`` asks them."""
 
-import difflib
 import importlib.util
 import statistics
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import torch
 
@@ -50,22 +48,17 @@ def check_artefact(
 ) -> None:
     """Raise, before anything is trained, if an artefact cannot be had here: for lack of a GPU, or
     of the records of a task."""
-    from layermem_bench.evals.prepared_tasks import prepare_tasks
+    from layermem_bench.evals.benchmarks import load_tasks
 
     if records and not artefact.tasks:
-        raise ValueError(
-            f"--records {records[0]}: records are of evaluation tasks, which only tables 1 and 4 "
-            "to 6 ask; leave --records out"
-        )
-    if not dry_run and scale in artefact.on_gpu and not torch.cuda.is_available():
+        raise ValueError(f"--records {records[0]}: {name} asks no evaluation tasks; leave it out")
+    if not dry_run and scale in artefact.needs and not torch.cuda.is_available():
         raise ValueError(
             f"{name} at scale {scale} needs {artefact.needs[scale]}, and there is no GPU here; "
             "--dry-run says what it would cost, --scale tiny runs on a CPU"
         )
     if artefact.tasks and (records or not dry_run):
-        options = _options(artefact.tasks, scale, records)
-        with tempfile.TemporaryDirectory() as folder:
-            prepare_tasks(options.tasks, options, Path(folder))
+        load_tasks([NAMES[task] for task in artefact.tasks], records)
 
 
 def leave_out(artefact: Artefact, names: Sequence[str]) -> Artefact:
@@ -75,33 +68,24 @@ def leave_out(artefact: Artefact, names: Sequence[str]) -> Artefact:
     """
     if not names:
         return artefact
-    left = {_column_of(name, artefact) for name in names}
+    known = {name.lower(): task for task in artefact.tasks for name in (task, NAMES[task])}
+    left = {known.get(name.lower()) for name in names}
     tasks = tuple(task for task in artefact.tasks if task not in left)
-    if not tasks:
-        raise ValueError(f"--without leaves no task; there are {', '.join(artefact.tasks)}")
-    average = f"{AVERAGE} without {', '.join(t for t in artefact.tasks if t in left)}"
+    if None in left or not tasks:
+        raise ValueError(
+            f"--without {' '.join(names)}: expected some, not all, of the evaluation tasks that it "
+            f"asks, {', '.join(known) or 'which are none'}"
+        )
+    average = f"{AVERAGE} without {', '.join(task for task in artefact.tasks if task in left)}"
     kept = [number for number in artefact.numbers if number.quantity in tasks]
     return replace(
         artefact,
         tasks=tasks,
-        observe=observe_tasks(tasks, average),
+        observe=partial(_observe, tasks=tasks, average=average),
         numbers=(*kept, *_averages(kept, average)),
         # All that these tables claim is of averages.
         claims=lambda scale: [replace(c, quantity=average) for c in artefact.claims(scale)],
     )
-
-
-def _column_of(name: str, artefact: Artefact) -> str:
-    """Return the column of a task; raise, with the nearest name, if the table has none."""
-    if not artefact.tasks:
-        raise ValueError(f"--without {name}: it asks no evaluation tasks, as tables 1 and 4 to 6")
-    columns = {column.lower(): column for column in artefact.tasks}
-    columns |= {NAMES[column]: column for column in artefact.tasks}
-    if name.lower() not in columns:
-        close = difflib.get_close_matches(name.lower(), columns, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(artefact.tasks)}"
-        raise ValueError(f"--without {name}: this table has no such task; {hint}")
-    return columns[name.lower()]
 
 
 def _averages(numbers: Sequence[PaperNumber], quantity: str) -> Iterator[PaperNumber]:
@@ -113,33 +97,26 @@ def _averages(numbers: Sequence[PaperNumber], quantity: str) -> Iterator[PaperNu
         yield replace(of_arm[0], quantity=quantity, value=round(mean, 6), where=where)
 
 
-def observe_tasks(
-    tasks: Sequence[str], average: str = AVERAGE
-) -> Callable[[Observing], Iterable[Observed]]:
-    """Return what observes these columns of a table, and their average."""
-
-    def observe(trained: Observing) -> Iterator[Observed]:
-        for arms in trained.records.values():
-            folders = [record.folder for runs in arms.values() for record in runs.values()]
-            scores, rows = _score(folders, tasks, trained)
-            chances = with_mean({task: _of_a_guess(rows[task]) for task in tasks})
-            for arm, runs in arms.items():
-                of_seeds = {seed: with_mean(scores[run.folder]) for seed, run in runs.items()}
-                for column, chance in chances.items():
-                    values = {seed: of_seed[column] for seed, of_seed in of_seeds.items()}
-                    yield Observed(
-                        quantity=column, arm=arm, by_seed=values, is_share=True, chance=chance
-                    )
+def _observe(
+    trained: Observing, tasks: Sequence[str], average: str = AVERAGE
+) -> Iterator[Observed]:
+    """Yield the columns of a table, and their average."""
 
     def with_mean(of_tasks: Mapping[str, float]) -> dict[str, float]:
         return {**of_tasks, average: sum(of_tasks.values()) / len(of_tasks)}
 
-    return observe
-
-
-def _of_a_guess(row: Row) -> float:
-    """Return the share that a guess has right: the most frequent answer's may be above chance."""
-    return max(row.chance or 0.0, row.most_frequent or 0.0)
+    for arms in trained.records.values():
+        folders = [record.folder for runs in arms.values() for record in runs.values()]
+        scores, rows = _score(folders, tasks, trained)
+        # A model that says one answer to everything has as many right as are that answer.
+        guesses = {t: max(rows[t].chance or 0.0, rows[t].most_frequent or 0.0) for t in tasks}
+        for arm, runs in arms.items():
+            of_seeds = {seed: with_mean(scores[run.folder]) for seed, run in runs.items()}
+            for column, chance in with_mean(guesses).items():
+                values = {seed: of_seed[column] for seed, of_seed in of_seeds.items()}
+                yield Observed(
+                    quantity=column, arm=arm, by_seed=values, is_share=True, chance=chance
+                )
 
 
 def _score(
@@ -185,7 +162,7 @@ def _table(
         title=f"{title}, 3-shot, 1B, grouped-query attention",
         claim=claim,
         boards=lambda scale: (grouped_queries(scale, ARMS),),
-        observe=observe_tasks(tasks),
+        observe=partial(_observe, tasks=tasks),
         numbers=shares(table, numbers),
         claims=lambda scale: (
             *claims_of_lime("higher", AVERAGE),

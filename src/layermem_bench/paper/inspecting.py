@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from layermem_bench.results.analysis import (
     Representation,
 )
 from layermem_bench.results.files import read_result
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, recorded_run
 from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Picture, RunRecord, Scale, Validation
 from layermem_bench.study.definition import Observed
 
@@ -36,81 +36,90 @@ _MOST_POINTS = 1000
 _ARMS = ("lime", "plain")
 START = "lime at its start"
 """The arm of routers before training."""
-Analyses = dict[str, dict[int, ModelAnalysis]]
+Analyses = Mapping[str, Mapping[int, ModelAnalysis]]
 """Arm and seed to its analysis."""
 
 
-def losses(trained: Observing, study: str, quantity: str = LOSS) -> Iterator[Observed]:
+def observe(
+    by_arm: Mapping[str, Mapping[int, T]],
+    quantity: str,
+    value: Callable[[T], float],
+    chance: Callable[[T], float] | None = None,
+    *,
+    is_share: bool = False,
+) -> Iterator[Observed]:
+    """Yield a number of what each arm has by seed; ``chance``: what a guess at it comes to."""
+    for arm, by_seed in by_arm.items():
+        yield Observed(
+            quantity=quantity,
+            arm=arm,
+            by_seed={seed: value(each) for seed, each in by_seed.items()},
+            is_share=is_share,
+            chance=max(map(chance, by_seed.values()), default=None) if chance else None,
+        )
+
+
+def losses(trained: Observing, board: str, quantity: str = LOSS) -> Iterator[Observed]:
     """Yield the last validation loss of each arm."""
-    return _observe(trained.records.get(study, {}), quantity, lambda run: run.metrics[LOSS])
+    return observe(trained.records.get(board, {}), quantity, lambda run: run.metrics[LOSS])
 
 
-def perplexities(trained: Observing, study: str, quantity: str) -> Iterator[Observed]:
+def perplexities(trained: Observing, board: str, quantity: str) -> Iterator[Observed]:
     """Yield the exponential of the last validation loss of each arm."""
-    records = trained.records.get(study, {})
-    return _observe(records, quantity, lambda run: math.exp(run.metrics[LOSS]))
+    records = trained.records.get(board, {})
+    return observe(records, quantity, lambda run: math.exp(run.metrics[LOSS]))
 
 
-def lower_perplexity(trained: Observing, study: str, arm: str, quantity: str) -> Iterator[Observed]:
-    """Yield by which share an arm's last perplexity is below the plain decoder's."""
-    by_seed = {
-        seed: 1 - math.exp(ours.metrics[LOSS] - theirs.metrics[LOSS])
-        for seed, (ours, theirs) in _pairs(trained, study, arm).items()
-    }
-    yield Observed(quantity=quantity, arm=arm, by_seed=by_seed, is_share=True)
-
-
-def right_answers(trained: Observing, study: str, quantity: str) -> Iterator[Observed]:
+def right_answers(trained: Observing, board: str, quantity: str) -> Iterator[Observed]:
     """Yield the share of test problems that each arm solves, with a guess's."""
-    records = trained.records.get(study, {})
+    records = trained.records.get(board, {})
     chances = {r.solved.chance for runs in records.values() for r in runs.values() if r.solved}
     # Problems of one study are the same, and so is what a guess at them comes to.
     chance = min(chances) if len(chances) == 1 else None
-    for of_arm in _observe(records, quantity, lambda r: r.metrics[RIGHT_ANSWERS], is_share=True):
+    for of_arm in observe(records, quantity, lambda r: r.metrics[RIGHT_ANSWERS], is_share=True):
         yield replace(of_arm, chance=chance)
 
 
-def saved(
-    trained: Observing, study: str, arm: str, across: str, quantity: str
-) -> Iterator[Observed]:
-    """Yield which share of tokens or FLOPs an arm saves on the way to a validation loss.
+def lower_perplexity(trained: Observing, board: str, quantity: str) -> Iterator[Observed]:
+    """Yield by which share LIMe's last perplexity is below the plain decoder's."""
+
+    def share(pair: Sequence[RunRecord]) -> float:
+        ours, theirs = (run.metrics[LOSS] for run in pair)
+        return 1 - math.exp(ours - theirs)
+
+    return observe({"lime": _pairs(trained, board)}, quantity, share, is_share=True)
+
+
+def saved(trained: Observing, board: str, across: str, quantity: str) -> Iterator[Observed]:
+    """Yield which share of tokens or FLOPs LIMe saves on the way to a validation loss.
 
     The loss is the higher one of its and the plain decoder's last, seed by seed, so that both reach
-    it, whichever is better. ``across``: "flops" or "tokens". The share is below 0 where the arm
-    needs more than the plain decoder.
+    it, whichever is better. ``across``: "flops" or "tokens". The share is below 0 where it needs
+    more than the plain decoder, which saves nothing against itself.
     """
-    records = trained.records.get(study, {})
-    _check_validated_alike([r for each in (arm, "plain") for r in records.get(each, {}).values()])
-    by_seed = {}
-    for seed, pair in _pairs(trained, study, arm).items():
-        target = max(record.validations[-1].val_loss for record in pair)
-        ours, theirs = (_reached(record.validations, across, target) for record in pair)
-        by_seed[seed] = 1 - ours / theirs
-    yield Observed(quantity=quantity, arm=arm, by_seed=by_seed, is_share=True)
-    # The plain decoder saves nothing against itself.
-    none = dict.fromkeys(by_seed, 0.0)
-    yield Observed(quantity=quantity, arm="plain", by_seed=none, is_share=True)
+    pairs = _pairs(trained, board)
+    yield from observe({"lime": pairs}, quantity, partial(_saved, across=across), is_share=True)
+    yield from observe({"plain": pairs}, quantity, lambda pair: 0.0, is_share=True)
 
 
-def _pairs(trained: Observing, study: str, arm: str) -> dict[int, tuple[RunRecord, RunRecord]]:
-    """Return an arm's run and the plain decoder's by seed, of the seeds that both have."""
-    records = trained.records.get(study, {})
-    ours, plain = records.get(arm, {}), records.get("plain", {})
-    return {seed: (run, plain[seed]) for seed, run in ours.items() if seed in plain}
+def _pairs(trained: Observing, board: str) -> dict[int, Sequence[RunRecord]]:
+    """Return LIMe's run and the plain decoder's by seed, of the seeds that both have."""
+    records = trained.records.get(board, {})
+    lime, plain = (records.get(arm, {}) for arm in _ARMS)
+    return {seed: (run, plain[seed]) for seed, run in lime.items() if seed in plain}
 
 
-def _check_validated_alike(records: Sequence[RunRecord]) -> None:
-    """Raise where curves were recorded at other steps, or at one: a loss is then reached elsewhere.
-
-    How often a run is validated makes it no other run, but it makes its curve another.
-    """
-    by_steps = {tuple(v.step for v in record.validations): record.folder for record in records}
-    if len(by_steps) > 1 or any(len(steps) < 2 for steps in by_steps):
-        counts = ", ".join(f"{folder} at {len(steps)}" for steps, folder in by_steps.items())
+def _saved(pair: Sequence[RunRecord], across: str) -> float:
+    # How often a run is validated makes it no other run, but it makes its curve another.
+    steps = {tuple(each.step for each in record.validations) for record in pair}
+    if len(steps) > 1 or len(min(steps)) < 2:
         raise ValueError(
-            f"the curves need validations at the same steps, two or more of them ({counts}): train "
-            "these runs in another --out with one --eval-every"
+            f"{' and '.join(record.folder for record in pair)} need validations at the same steps, "
+            "two or more of them: train these runs in another --out with one --eval-every"
         )
+    target = max(record.validations[-1].val_loss for record in pair)
+    ours, theirs = (_reached(record.validations, across, target) for record in pair)
+    return 1 - ours / theirs
 
 
 def _reached(curve: Sequence[Validation], across: str, target: float) -> float:
@@ -124,28 +133,50 @@ def _reached(curve: Sequence[Validation], across: str, target: float) -> float:
     return at_before + (loss_before - target) / (loss_before - loss) * (at - at_before)
 
 
-def options_at(
-    scale: Scale,
+def analyses(
+    trained: Observing,
+    board: str,
     words: tuple[str, ...] | None = None,
     each: int | None = None,
     text: str | None = None,
-) -> AnalysisOptions:
-    """Return how a scale is analyzed; the paper's: 1,668 occurrences, its code's order 0.5."""
-    return AnalysisOptions(words=words, each=each or _EACH[scale], text=text, alpha=0.5)
+) -> Analyses:
+    """Return the analyses of LIMe and the plain decoder, of every seed that both have.
 
-
-def analyses(trained: Observing, study: str, options: AnalysisOptions) -> Analyses:
-    """Return the analyses of LIMe and the plain decoder, of every seed that both have."""
-    records = trained.records.get(study, {})
-    result: Analyses = {arm: {} for arm in _ARMS}
-    for seed in records.get("lime", {}):
-        if seed in records.get("plain", {}):
-            pair = [records[arm][seed] for arm in _ARMS]
-            models = _analysis_of(pair, options, trained.out).models.values()
-            # In the order of the command line, whatever the names of the folders.
-            for arm, model in zip(_ARMS, models, strict=True):
-                result[arm][seed] = model
+    As in the paper: ``each`` word 1,668 times at its scale, its code's entropy of order 0.5.
+    """
+    each = each or _EACH[trained.scale]
+    options = AnalysisOptions(words=words, each=each, text=text, alpha=0.5)
+    result: dict[str, dict[int, ModelAnalysis]] = {arm: {} for arm in _ARMS}
+    for seed, pair in _pairs(trained, board).items():
+        # In the order of the command line, whatever the names of the folders.
+        models = _analysis_of(pair, options, trained).models.values()
+        for arm, model in zip(_ARMS, models, strict=True):
+            result[arm][seed] = model
     return result
+
+
+def _analysis_of(
+    pair: Sequence[RunRecord], options: AnalysisOptions, trained: Observing
+) -> Analysis:
+    """Return the analysis of two runs: that which is there, else a new one."""
+    from layermem_bench.analysis.analyze import analyze
+    from layermem_bench.analysis.checkpoints import open_checkpoints
+    from layermem_bench.config.hashing import plugin_digest, sources_digest
+    from layermem_bench.evals.benchmarks import checkpoint_digest
+
+    folders = [record.folder for record in pair]
+    # A run that is trained again keeps its id, and may have other weights; nor is what our code, or
+    # a plugin's, finds in them the same after a change.
+    known = [checkpoint_digest(checkpoint) for checkpoint in open_checkpoints(folders)]
+    known += [sources_digest(), plugin_digest() or "", repr(options)]
+    digest = hashlib.sha256(" ".join(known).encode()).hexdigest()[:12]
+    # Beside the results, so that artefacts share what is of the same runs.
+    folder = trained.out.parent / "analyses" / f"{pair[0].run_id}-{pair[1].run_id}-{digest}"
+    if (folder / "analysis.json").exists():
+        return read_result(Analysis, folder)
+    logger.info("analyzing %s against %s", *folders)
+    command = f"layermem analyze {folders[0]} --against {folders[1]}"
+    return analyze(folders, options, folder, command)
 
 
 def entropy(
@@ -157,14 +188,14 @@ def entropy(
         of_layers = model.entropy[kind].mean
         return float(np.mean(of_layers)) if layer is None else of_layers[layer]
 
-    return _observe(analyses, quantity, value)
+    return observe(analyses, quantity, value)
 
 
 def probes(
-    analyses: Analyses, kind: Representation, probe: Probe, quantity: str, layer: int
+    analyses: Analyses, kind: Representation, probe: Probe, quantity: str, layer: int = -1
 ) -> Iterator[Observed]:
     """Yield a probe's accuracy at a layer."""
-    return _observe(
+    return observe(
         analyses,
         quantity,
         lambda model: model.separability[probe][kind].mean[layer],
@@ -183,7 +214,7 @@ def nearest_in_layout(analyses: Analyses, quantity: str) -> Iterator[Observed]:
     def share(model: ModelAnalysis) -> float:
         return same_as_nearest(model.layout)
 
-    return _observe(analyses, quantity, share, chance, is_share=True)
+    return observe(analyses, quantity, share, chance, is_share=True)
 
 
 def same_as_nearest(layout: Layout) -> float:
@@ -209,7 +240,7 @@ def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
             )
 
 
-def heatmaps(trained: Observing, study: str, *, by_head: bool) -> dict[str, dict[int, np.ndarray]]:
+def heatmaps(trained: Observing, board: str, *, by_head: bool) -> dict[str, dict[int, np.ndarray]]:
     """Return what LIMe's routers read by arm and seed: trained ones, and those at their start.
 
     ``by_head``: [L, R, L], divided by each head's sum; else [L, L], averaged over heads first,
@@ -217,7 +248,7 @@ def heatmaps(trained: Observing, study: str, *, by_head: bool) -> dict[str, dict
     """
     from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
 
-    records = trained.records.get(study, {}).get("lime", {})
+    records = trained.records.get(board, {}).get("lime", {})
     heatmap_of = head_heatmaps if by_head else mean_heatmap
     return {
         arm: {s: heatmap_of(_model_of(r, trained=arm == "lime")) for s, r in records.items()}
@@ -225,40 +256,11 @@ def heatmaps(trained: Observing, study: str, *, by_head: bool) -> dict[str, dict
     }
 
 
-def shares_read(
-    heatmaps: Mapping[str, Mapping[int, np.ndarray]],
-    quantity: str,
-    share: Callable[[np.ndarray], float],
-) -> Iterator[Observed]:
-    """Yield a share of what routers read, computed from each heatmap."""
-    return _observe(heatmaps, quantity, share, is_share=True)
-
-
-def _observe(
-    by_arm: Mapping[str, Mapping[int, T]],
-    quantity: str,
-    value: Callable[[T], float],
-    chance: Callable[[T], float] | None = None,
-    *,
-    is_share: bool = False,
-) -> Iterator[Observed]:
-    """Yield a number of what each arm has by seed; ``chance``: what a guess at it comes to."""
-    for arm, by_seed in by_arm.items():
-        yield Observed(
-            quantity=quantity,
-            arm=arm,
-            by_seed={seed: value(each) for seed, each in by_seed.items()},
-            is_share=is_share,
-            chance=max(map(chance, by_seed.values()), default=None) if chance else None,
-        )
-
-
 def _model_of(record: RunRecord, *, trained: bool) -> Any:
     """Return a run's final model, or a new model of its seed."""
     from transformers import set_seed
 
     from layermem_bench.analysis.checkpoints import load_model, open_checkpoints
-    from layermem_bench.train.run_config import recorded_run
     from layermem_bench.train.setup import build_model
 
     (checkpoint,) = open_checkpoints([record.folder])
@@ -268,34 +270,3 @@ def _model_of(record: RunRecord, *, trained: bool) -> Any:
     # other random numbers, and the routers would be of another start than the run's.
     set_seed(record.seed)
     return build_model(recorded_run(RunFolder(record.folder)), checkpoint.tokenizer)
-
-
-def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
-    """Return the analysis of two runs: that which is there, else a new one."""
-    from layermem_bench.analysis.analyze import analyze
-    from layermem_bench.analysis.checkpoints import open_checkpoints
-    from layermem_bench.config.hashing import plugin_digest, sources_digest
-    from layermem_bench.evals.benchmarks import checkpoint_digest
-
-    words = "-".join(options.words or ()) or "words"
-    # A run that is trained again keeps its id, and may have other weights.
-    digests = [checkpoint_digest(c) for c in open_checkpoints([r.folder for r in pair])]
-    # Nor is it what our code, or a plugin's, finds in them after a change.
-    digests += [sources_digest(), plugin_digest() or ""]
-    weights = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
-    # Beside the results, so that artefacts share what is of the same runs.
-    name = f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}-{weights}"
-    folder = out.parent / "analyses" / name
-    if (folder / "analysis.json").exists():
-        analysis = read_result(Analysis, folder)
-        of_runs = [model.about.run_id for model in analysis.models.values()]
-        same_words = options.words in (None, analysis.options.words)
-        same = replace(analysis.options, words=options.words) == options and same_words
-        if same and of_runs == [record.run_id for record in pair]:
-            return analysis
-        raise ValueError(
-            f"{folder}/analysis.json is of other runs or options than its folder says; delete it"
-        )
-    logger.info("analyzing %s against %s", pair[0].folder, pair[1].folder)
-    command = f"layermem analyze {pair[0].folder} --against {pair[1].folder}"
-    return analyze([record.folder for record in pair], options, folder, command)

@@ -1,7 +1,6 @@
 """The page about an analysis, its table on the screen, and its figure as a file."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,36 +16,28 @@ from layermem_bench.report.depth import (
     routing_section,
 )
 from layermem_bench.report.page import Cell, Figure, Link, Page, Section, Table
-from layermem_bench.results.analysis import Analysis, ByLayer, ModelAnalysis, Probe, Representation
+from layermem_bench.results.analysis import FOLDS, Analysis, ByLayer, ModelAnalysis, Representation
 
 _REPRESENTATIONS: dict[Representation, str] = {
     "routed": "values that attention reads",
     "hidden": "hidden states",
 }
-_PROBES: dict[Probe, str] = {
-    "paper": "the paper's probe: a linear layer, one epoch of Adam",
-    "converged": "a converged probe: logistic regression",
+_MEASURES: dict[str, Callable[[ModelAnalysis, Representation], ByLayer]] = {
+    "entropy": lambda model, kind: model.entropy[kind],
+    "paper probe": lambda model, kind: model.separability["paper"][kind],
+    "converged probe": lambda model, kind: model.separability["converged"][kind],
 }
-# The paper's probe, as in analysis/separability.py: the share of the occurrences that it is fitted
-# to (four folds of five), and its batch size.
-_FITTED, _BATCH = 0.8, 64
+_ENTROPY = (
+    "Matrix entropy in nats of each sequence's tokens: 0 if all are the same vector, the "
+    "logarithm of the number of tokens if all are orthogonal. Where it is low, representations "
+    "have collapsed."
+)
 
 
 def build(analysis: Analysis) -> Page:
     """Return the page about an analysis alone."""
-    return Page(
-        title=f"Inside {' against '.join(analysis.models)}",
-        lead=sentence(analysis),
-        sections=sections(analysis, {}, {}),
-    )
-
-
-def sentence(analysis: Analysis) -> str:
-    """Say what came out, in one sentence for each model."""
-    words = ", ".join(analysis.options.words or ())
-    told = []
+    words, told = ", ".join(analysis.options.words or ()), []
     for name, model in analysis.models.items():
-        accuracy = model.separability["converged"]["routed"].mean[-1]
         read = ""
         if model.routing is not None:
             mean = np.mean([r.off_layer_share for r in model.routing.readings if r.layer])
@@ -54,9 +45,11 @@ def sentence(analysis: Analysis) -> str:
         told.append(
             f"The values of {name} have an entropy of {np.mean(model.entropy['routed'].mean):.2f} "
             f"nats, mean over layers; a converged probe tells {words} apart in those of the last "
-            f"layer with an accuracy of {accuracy:.0%}{read}."
+            f"layer with an accuracy of {model.separability['converged']['routed'].mean[-1]:.0%}"
+            f"{read}."
         )
-    return " ".join(told)
+    title = f"Inside {' against '.join(analysis.models)}"
+    return Page(title=title, lead=" ".join(told), sections=sections(analysis, {}, {}))
 
 
 def sections(
@@ -75,12 +68,30 @@ def sections(
     analysis = replace(analysis, models={name: analysis.models[name] for name in names})
     model_styles = {name: styles[run] for name, run in run_ids.items() if run in styles}
     line_styles = model_styles if len(model_styles) == len(run_ids) else None
-    models = analysis.models.items()
+    models, options = analysis.models.items(), analysis.options
+    words = options.words or ()
+    probes = (
+        f"Accuracy of a linear probe for {', '.join(words)}, by layer, {options.each} occurrences "
+        f"each, {FOLDS} folds. The paper's probe is one epoch of Adam: with few occurrences it "
+        f"says more about itself than about the values. {_controls(analysis)}"
+    )
+    layouts = [
+        panels(
+            name,
+            {f"layer {layer}": points for layer, points in model.layout.layers.items()},
+            draw_words(model.layout.labels, words),
+            LAYOUT,
+            first=-1,
+        )
+        for name, model in models
+    ]
     parts = [
         _models_section(analysis, marks),
-        _entropy_section(analysis, line_styles),
-        _separability_section(analysis, line_styles),
-        _layout_section(analysis),
+        _curves_section("Entropy by layer", _ENTROPY, analysis, ["entropy"], line_styles),
+        _curves_section(
+            "Separability of words", probes, analysis, list(_MEASURES)[1:], line_styles
+        ),
+        Section(title="Layout of words", switches=layouts),
         *(routing_section(name, model) for name, model in models),
         *(mixtures_section(name, model.mixtures) for name, model in models if model.mixtures),
     ]
@@ -89,85 +100,79 @@ def sections(
 
 def table(analysis: Analysis) -> Table:
     """Return entropy and both probes' accuracies of the routed values, layer by layer."""
-    columns = {f"entropy, {n}": (v, ".2f") for n, v in _entropies(analysis, "routed").items()}
-    for probe in _PROBES:
-        for name, values in _accuracies(analysis, probe, "routed").items():
-            columns[f"{probe} probe, {name}"] = values, ".1%"
-    layers = range(max(len(values.mean) for values, _ in columns.values()))
-    cells = {
-        header: [format(v.mean[i], spec) if i < len(v.mean) else "" for i in layers]
-        for header, (v, spec) in columns.items()
-    }
-    return Table.of_columns(
-        {"layer": list(map(str, layers)), **cells}, "Of the values that attention reads."
-    )
+    depth = max(model.about.layers for model in analysis.models.values())
+    columns = {"layer": list(map(str, range(depth)))}
+    for measure, read in _MEASURES.items():
+        spec = ".2f" if measure == "entropy" else ".1%"
+        for name, model in analysis.models.items():
+            cells = [format(value, spec) for value in read(model, "routed").mean]
+            columns[f"{measure}, {name}"] = cells + [""] * (depth - len(cells))
+    return Table.of_columns(columns, "Of the values that attention reads.")
 
 
 def draw(analysis: Analysis, path: Path) -> None:
     """Draw entropy, the paper's probe, the last layer's layout of each model and what its routers
     read into one file."""
     words = analysis.options.words or ()
-    entropy = _plot_by_layer(_entropies(analysis, "routed"), up="entropy of values (nats)")
-    accuracy = _plot_by_layer(
-        _accuracies(analysis, "paper", "routed"),
-        up=f"accuracy for {', '.join(words)}",
-        scale="share",
-    )
-    layouts = [_plot_last_layout(name, model, words) for name, model in analysis.models.items()]
-    read = [
-        plot for name, model in analysis.models.items() for plot in _plots_of_routing(name, model)
+    plots = [
+        _curves(analysis, "entropy", "routed", "entropy of values (nats)"),
+        _curves(analysis, "paper probe", "routed", f"accuracy for {', '.join(words)}"),
     ]
-    figures.save([entropy, accuracy, *layouts, *read], path)
+    for name, model in analysis.models.items():
+        last = max(model.layout.layers)
+        points = figures.scatter(model.layout.layers[last], model.layout.labels, words)
+        plots.append(_titled(points, f"{name}, layer {last}"))
+    for name, model in analysis.models.items():
+        read = model.routing and (model.routing.parts or {"": model.routing.heatmap})
+        for part, shares in (read or {}).items():
+            plot = figures.triangle(np.array(shares), across="source layer", up="layer")
+            plots.append(_titled(plot, f"{name}, {f'{part}s' if part else 'keys and values'}"))
+    figures.save(plots, path)
 
 
-def _plots_of_routing(name: str, model: ModelAnalysis) -> Iterator[figures.Plot]:
-    """Yield a plot of what routers read, or one of keys and one of values."""
-    if model.routing is None:
-        return
-    read = model.routing.parts or {"": model.routing.heatmap}
-    for part, shares in read.items():
-        plot = figures.triangle(np.array(shares), across="source layer", up="layer")
-        title = f"{name}, {part}s" if part else f"{name}, keys and values"
+def _titled(plot: figures.Plot, title: str) -> figures.Plot:
+    def titled(axes: Axes) -> None:
+        plot(axes)
+        axes.set_title(title, fontsize=10)
 
-        def draw(axes: Axes, plot: figures.Plot = plot, title: str = title) -> None:
-            plot(axes)
-            axes.set_title(title, fontsize=10)
-
-        yield draw
+    return titled
 
 
-def _plot_last_layout(name: str, model: ModelAnalysis, words: Sequence[str]) -> figures.Plot:
-    last = max(model.layout.layers)
-
-    def plot(axes: Axes) -> None:
-        figures.scatter(model.layout.layers[last], model.layout.labels, words)(axes)
-        axes.set_title(f"{name}, layer {last}", fontsize=10)
-
-    return plot
-
-
-def _entropies(analysis: Analysis, kind: Representation) -> dict[str, ByLayer]:
-    return {name: model.entropy[kind] for name, model in analysis.models.items()}
-
-
-def _accuracies(analysis: Analysis, probe: Probe, kind: Representation) -> dict[str, ByLayer]:
-    return {name: model.separability[probe][kind] for name, model in analysis.models.items()}
-
-
-def _plot_by_layer(
-    values: Mapping[str, ByLayer],
-    *,
+def _curves(
+    analysis: Analysis,
+    measure: str,
+    kind: Representation,
     up: str,
-    scale: figures.Scale = "number",
     styles: Mapping[str, int] | None = None,
 ) -> figures.Plot:
     """Return a plot of a line for each model, in a band of one standard deviation."""
     series, bands = {}, {}
-    for name, v in values.items():
-        series[name] = range(len(v.mean)), v.mean
-        pairs = list(zip(v.mean, v.deviation, strict=True))
+    for name, model in analysis.models.items():
+        values = _MEASURES[measure](model, kind)
+        series[name] = range(len(values.mean)), values.mean
+        pairs = list(zip(values.mean, values.deviation, strict=True))
         bands[name] = [mean - d for mean, d in pairs], [mean + d for mean, d in pairs]
+    scale: figures.Scale = "number" if measure == "entropy" else "share"
     return figures.curves(series, across="layer", up=up, scale=scale, bands=bands, styles=styles)
+
+
+def _curves_section(
+    title: str,
+    paragraph: str,
+    analysis: Analysis,
+    measures: Sequence[str],
+    styles: Mapping[str, int] | None,
+) -> Section:
+    """Return a section with a figure of each measure and representation."""
+    shown = []
+    for measure in measures:
+        up = "entropy (nats)" if measure == "entropy" else "accuracy"
+        order = f" of order {analysis.options.alpha:g}" if measure == "entropy" else ""
+        for kind, name in _REPRESENTATIONS.items():
+            svg = figures.drawing(_curves(analysis, measure, kind, up, styles))
+            caption = f"{measure.capitalize()}{order} of {name}; bands: one standard deviation."
+            shown.append(Figure(svg=svg, caption=caption))
+    return Section(title=title, paragraphs=[paragraph], figures=shown)
 
 
 def _models_section(analysis: Analysis, marks: Mapping[str, str]) -> Section:
@@ -190,72 +195,16 @@ def _models_section(analysis: Analysis, marks: Mapping[str, str]) -> Section:
     return Section(title="What was analyzed", tables=[models], commands=commands)
 
 
-def _entropy_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
-    return Section(
-        title="Entropy by layer",
-        paragraphs=[
-            "Matrix entropy in nats of each sequence's tokens: 0 if all are the same vector, the "
-            "logarithm of the number of tokens if all are orthogonal. Where it is low, "
-            "representations have collapsed."
-        ],
-        figures=[
-            Figure(
-                svg=figures.drawing(
-                    _plot_by_layer(_entropies(analysis, kind), up="entropy (nats)", styles=styles)
-                ),
-                caption=f"Of {name}; order {analysis.options.alpha:g}, features standardised; "
-                f"bands: standard deviation over {analysis.sequences} sequences.",
-            )
-            for kind, name in _REPRESENTATIONS.items()
-        ],
+def _controls(analysis: Analysis) -> str:
+    """Return a sentence with chance and the accuracies for shuffled labels, of all models."""
+    accuracies = [
+        accuracy
+        for model in analysis.models.values()
+        for by_kind in model.separability.values()
+        for accuracy in by_kind.values()
+    ]
+    shuffled = [share for accuracy in accuracies for share in accuracy.shuffled]
+    return (
+        f"Chance is {accuracies[0].chance:.1%}; with labels shuffled, accuracies are "
+        f"{min(shuffled):.1%} to {max(shuffled):.1%}."
     )
-
-
-def _separability_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
-    words, each = analysis.options.words or (), analysis.options.each
-    steps = math.ceil(_FITTED * len(words) * each / _BATCH)
-    plots = {
-        f"By {name}; {description}.": _plot_by_layer(
-            _accuracies(analysis, probe, kind), up="accuracy", scale="share", styles=styles
-        )
-        for probe, description in _PROBES.items()
-        for kind, name in _REPRESENTATIONS.items()
-    }
-    return Section(
-        title="Separability of words",
-        paragraphs=[
-            f"Accuracy of a linear probe for {', '.join(words)}, by layer, {each} occurrences "
-            f"each, five folds. The paper's probe takes {steps} steps here: with few occurrences "
-            "it says more about itself than about the values.",
-            _describe_controls(analysis),
-        ],
-        figures=[
-            Figure(svg=figures.drawing(plot), caption=f"{of} Bands: standard deviation over folds.")
-            for of, plot in plots.items()
-        ],
-    )
-
-
-def _describe_controls(analysis: Analysis) -> str:
-    """Return sentences with chance and the accuracies for shuffled labels, of the first model."""
-    of_first, first = next(iter(analysis.models.items()))
-    sentences = []
-    for probe in _PROBES:
-        for kind, name in _REPRESENTATIONS.items():
-            accuracy = first.separability[probe][kind]
-            low, high = min(accuracy.shuffled), max(accuracy.shuffled)
-            sentences.append(
-                f"Of {name}, {probe}: chance {accuracy.chance:.1%}, with labels shuffled "
-                f"{low:.1%} to {high:.1%}."
-            )
-    whose = f"Controls, of {of_first}. " if len(analysis.models) > 1 else ""
-    return whose + " ".join(sentences)
-
-
-def _layout_section(analysis: Analysis) -> Section:
-    switches = []
-    for name, model in analysis.models.items():
-        shown = {f"layer {layer}": points for layer, points in model.layout.layers.items()}
-        draw_layout = draw_words(model.layout.labels, analysis.options.words or ())
-        switches.append(panels(name, shown, draw_layout, LAYOUT, first=-1))
-    return Section(title="Layout of words", switches=switches)

@@ -6,7 +6,7 @@ import numpy as np
 
 from layermem_bench.report import figures
 from layermem_bench.report.page import Columns, Figure, Section, Switch, Table
-from layermem_bench.results.analysis import DepthMixture, ModelAnalysis, Reading, Routing
+from layermem_bench.results.analysis import DepthMixture, ModelAnalysis, Reading
 
 Rows = Sequence[Sequence[float]]
 HEATMAP = "Absolute router weights, averaged over heads, each row divided by its sum."
@@ -64,6 +64,11 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
     if routing.parts is not None:
         heatmaps = {f"What {part}s read. {HEATMAP}": heat for part, heat in routing.parts.items()}
         of_heads += ", averaged over keys and values, which have routers of their own"
+    paths = [
+        f"{' from '.join(map(str, circuit.layers))} ({circuit.weight:.1%})"
+        for circuit in routing.circuits[:5]
+    ]
+    told = f"Heaviest paths of two steps: {'; '.join(paths) or 'none, or too few layers'}."
     # Layer 0 has nothing to choose from.
     heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
     caption = "Shares of absolute router weights; the effective number is exp of their entropy."
@@ -72,25 +77,8 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
         tables=[Table.over(routing.readings, _READINGS, caption)],
         figures=[Figure(svg=draw_layers(heat), caption=of) for of, heat in heatmaps.items()],
         switches=[panels(name, heads, draw_heads, f"{of_heads}.")],
-        paragraphs=_describe(routing),
+        paragraphs=[told],
     )
-
-
-def _describe(routing: Routing) -> list[str]:
-    """Return what layers borrow, if that is a mixture itself, and the paths of two steps."""
-    named = ", ".join(map(str, routing.borrowers))
-    borrowed = (
-        f"The source of a layer that borrows ({named}) is its lender, whose keys and values are a "
-        "mixture themselves: the lender's row says of which layers."
-    )
-    paths = [
-        f"{' from '.join(map(str, circuit.layers))} ({circuit.weight:.1%})"
-        for circuit in routing.circuits[:5]
-    ]
-    heaviest = f"Heaviest paths of two steps: {'; '.join(paths)}."
-    if not paths:
-        heaviest = "No path of two steps: there are too few layers, or none reads another."
-    return [borrowed, heaviest] if routing.borrowers else [heaviest]
 
 
 def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:

@@ -5,8 +5,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
 from layermem_bench.report import figures
 from layermem_bench.report.depth import HEATMAP, LAYOUT, draw_heads, draw_layers, draw_words, panels
 from layermem_bench.report.numbers import format_number
@@ -17,7 +15,7 @@ from layermem_bench.results.study import (
     Board,
     Drawing,
     Metric,
-    Picture,
+    RunRecord,
     StudyResult,
     Validation,
 )
@@ -28,6 +26,7 @@ _UP: dict[str, tuple[str, figures.Scale]] = {
     "right answers": ("val_accuracy", "share"),
 }
 _ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}
+_MEANS = ": means over seeds with 95% intervals, of one seed without"
 
 
 def differences(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
@@ -49,19 +48,14 @@ def learning_curves(result: StudyResult, board: Board) -> list[Figure]:
 
 
 def draw_curves(result: StudyResult, out: Path) -> None:
-    """Draw the validation losses of each board into a file; its suffix (svg, png, pdf) is its
-    kind."""
+    """Draw validation losses, board by board, into a file (svg, png, pdf)."""
     figures.check(out)
     plots = []
     for board in result.boards:
-        plot, _ = _plot_curves(result, board, "validation loss", "tokens")
-
-        def titled(axes: Axes, plot: figures.Plot | None = plot, title: str = board.name) -> None:
-            if plot is not None:
-                plot(axes)
-            axes.set_title(title, fontsize=10)
-
-        plots += [titled] if plot else []
+        series, bands = curves_of_arms(_begun(result, board), "tokens", "val_loss")
+        across = f"tokens, {board.name}" if len(result.boards) > 1 else "tokens"
+        if series:
+            plots.append(figures.curves(series, across=across, up="validation loss", bands=bands))
     if not plots:
         raise ValueError("the runs hold no validation yet: there is nothing to draw")
     figures.save(plots, out, size=(7.0, 4.0))
@@ -81,54 +75,46 @@ def paper_figures(result: StudyResult) -> list[Figure]:
 
 def paper_pictures(result: StudyResult) -> list[Switch]:
     """Draw what was seen inside models: what routers read, or where words lie, layer by layer."""
-
-    def switch(picture: Picture) -> Switch:
+    switches = []
+    for picture in result.pictures:
         draw, caption = {
             "heatmap": (draw_layers, HEATMAP),
             "heads": (draw_heads, "what each key-value head reads of each layer."),
             "words": (draw_words(picture.labels, picture.words), LAYOUT),
         }[picture.kind]
-        return panels(picture.name, picture.panels, draw, caption, first=-1)
+        switches.append(panels(picture.name, picture.panels, draw, caption, first=-1))
+    return switches
 
-    return list(map(switch, result.pictures))
+
+def _begun(result: StudyResult, board: Board) -> dict[str, list[tuple[Validation, ...]]]:
+    """Return the validations of a board's first condition by arm: of its runs that ended, of an arm
+    without any such of those that are there."""
+    begun = {arm.name: list[RunRecord]() for arm in board.conditions[0].arms}
+    for run in result.of(board.name, board.conditions[0].name):
+        begun[run.arm] += [run] if run.validations else []
+    ended = {arm: [run for run in runs if run.state == "ended"] for arm, runs in begun.items()}
+    return {arm: [run.validations for run in ended[arm] or begun[arm]] for arm in begun}
 
 
 def _curves(
     result: StudyResult, board: Board, up: str, across: str, note: str = ""
 ) -> Iterator[Figure]:
-    plot, partly = _plot_curves(result, board, up, across)
-    if plot is not None:
-        yield Figure(
-            svg=figures.drawing(plot),
-            caption=f"{up} by {_ACROSS[across]}: mean over seeds, in a band from the lowest to the "
-            f"highest.{note}{partly}",
-        )
-
-
-def _plot_curves(
-    result: StudyResult, board: Board, up: str, across: str
-) -> tuple[figures.Plot | None, str]:
-    """Return a plot of a board's first condition, None without any validation, and what is not in
-    it: of the runs that ended, of an arm without any such of those that are there."""
-    condition, of_arms, partly = board.conditions[0], {}, []
-    runs = result.of(board.name, condition.name)
-    for arm in condition.arms:
-        of_arm = [run for run in runs if run.arm == arm.name]
-        begun = [run for run in of_arm if run.validations]
-        ended = [run for run in begun if run.state == "ended"]
-        of_arms[arm.name] = [run.validations for run in ended or begun]
-        if len(ended) < len(of_arm):
-            partly.append(arm.name)
-    field, scale = _UP[up]
+    """Draw curves of a board's first condition, and say what is not in them."""
+    of_arms, (field, scale) = _begun(result, board), _UP[up]
     series, bands = curves_of_arms(of_arms, across, field)
+    runs = result.of(board.name, board.conditions[0].name)
+    partly = dict.fromkeys(run.arm for run in runs if run.state != "ended")
     without = [arm for arm in of_arms if arm not in series]
-    note = f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
+    note += f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
     note += f" Nothing is recorded of: {', '.join(without)}." if without else ""
     styles = figures.styles_of(of_arms)
     plot = figures.curves(
         series, across=_ACROSS[across], up=up, scale=scale, bands=bands, styles=styles
     )
-    return plot if series else None, note
+    if series:
+        how = "mean over seeds, in a band from the lowest to the highest"
+        caption = f"{up} by {_ACROSS[across]}: {how}.{note}"
+        yield Figure(svg=figures.drawing(plot), caption=caption)
 
 
 def curves_of_arms(
@@ -181,8 +167,6 @@ def _lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
         if (printed := papers.get((point.quantity, point.arm))) is not None:
             at = theirs.setdefault(f"{point.line}, the paper", [])
             at.append((point.at, (printed, printed, printed)))
-    if not ours:
-        return
     series, bands = {}, {}
     for line, points in {**ours, **theirs}.items():
         low, middle, high = zip(*(ends for _, ends in points), strict=True)
@@ -190,11 +174,10 @@ def _lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     is_share = all(result.metric(point.quantity).is_share for point in drawing.points)
     scale: figures.Scale = "share" if is_share else "number"
     plot = figures.curves(series, across=drawing.across, up=drawing.up, scale=scale, bands=bands)
-    yield Figure(
-        svg=figures.drawing(plot),
-        caption=f"{drawing.up} by {drawing.across}: means over seeds, in bands of 95% intervals, "
-        f"of one seed without.{'' if theirs else ' The paper prints no numbers of it.'}",
-    )
+    if ours:
+        caption = f"{drawing.up} by {drawing.across}{_MEANS}."
+        caption += "" if theirs else " The paper prints no numbers of it."
+        yield Figure(svg=figures.drawing(plot), caption=caption)
 
 
 def _bars(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
@@ -208,11 +191,8 @@ def _bars(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     if parts := {quantity: values for quantity, values in parts.items() if values}:
         chances = {quantity: result.metric(quantity).chance for quantity in parts}
         svg = figures.forests(parts, is_share=True, across=drawing.up, lines=chances, marks=papers)
-        yield Figure(
-            svg=svg,
-            caption=f"{drawing.up}: means over seeds with 95% intervals, of one seed without; "
-            "diamonds: the paper's numbers; dotted: a guess.",
-        )
+        caption = f"{drawing.up}{_MEANS}; diamonds: the paper's numbers; dotted: a guess."
+        yield Figure(svg=svg, caption=caption)
 
 
 def _ends(values: Mapping[int, float]) -> figures.Ends:

@@ -1,9 +1,9 @@
 """The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from layermem_bench.evals.task_catalog import TASKS, short_name
+from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
 from layermem_bench.evals.task_records import expected_file, find_records
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import (
@@ -16,7 +16,7 @@ from layermem_bench.report.numbers import (
 )
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.results import eval as results
-from layermem_bench.results.eval import Difference, EvalResult, Row, Score
+from layermem_bench.results.eval import EvalResult, Row, Score
 from layermem_bench.results.intervals import Interval, adjusted_p_values, interval, paired
 
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
@@ -26,7 +26,7 @@ def build(result: EvalResult) -> Page:
     """Return the page."""
     return Page(
         title=f"Evaluation of {' and '.join(result.models)}",
-        lead=sentence(result),
+        lead=_OVER_ITEMS,
         sections=[*sections(result), Section(title="Again", commands=[result.command])],
     )
 
@@ -50,70 +50,63 @@ def tables(result: EvalResult) -> list[Table]:
     return [table for name in shown for table in _tables(result, name)]
 
 
-def sentence(result: EvalResult) -> str:
-    """Say what came out: what differs from the first model beyond noise, by each table."""
-    said, within_noise = list[str](), list[str]()
-    for part in result.parts:
-        for name in part.tables:
-            verdicts = _verdicts(result, name)
-            if told := _told(result, name, verdicts):
-                said.append(told)
-            elif verdicts:
-                within_noise.append(name)
-            elif name == next(iter(part.tables)):
-                said.append(_alone(result, name))
-    if within_noise:
-        names = ", ".join(within_noise)
-        said.append(f"Nothing differs from {_first(result)} beyond noise by {names}.")
-    if len(result.models) > 1 and not _compares_arms(result):
-        said.append(_OVER_ITEMS)
-    return " ".join(said)
-
-
 def over_seeds(result: EvalResult, name: str) -> Table | None:
     """Return the table of means over seeds of a table; None: there are no several seeds."""
-    compared, differences = _rows_over_seeds(result, name), _over_seeds(result, name)
+    compared, differences = _over_seeds(result, name)
     if not compared:
         return None
-    is_share, (first, *others) = result.tables[name].is_share, result.arms
-    columns = {name: [short_name(row.name) for row in compared]}
+    is_share, adjusted = result.tables[name].is_share, adjusted_p_values(differences)
+    columns = {name: [row.name for row in compared]}
     for arm, models in result.arms.items():
         means = [interval(_values(row, models)) for row in compared]
         columns[arm] = [format_interval(mean, is_share) for mean in means]
-    for arm in others:
-        cells = columns[f"{arm} against {first}"] = []
-        for row in compared:
-            difference, p = differences[row.name, arm]
-            shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-            cells.append(f"{format_interval(difference, is_share, '+')} (p {shown})")
+    for (row, arm), difference in differences.items():
+        p = adjusted[row, arm]
+        shown = f"(p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
+        column = columns.setdefault(f"{arm} against {next(iter(result.arms))}", [])
+        column.append(f"{format_interval(difference, is_share, '+')} {shown}")
     return Table.of_columns(
         columns,
-        f"Means over {len(result.arms[first])} seeds of training with 95% intervals by Student's "
-        "t; differences are taken seed by seed, with p-values adjusted by Holm's method for all of "
-        "this table. They do not pay for earlier looks at fewer seeds.",
+        f"Means over {len(next(iter(result.arms.values())))} seeds of training with 95% intervals "
+        "by Student's t; differences are taken seed by seed, with p-values adjusted by Holm's "
+        "method for all of this table. They do not pay for earlier looks at fewer seeds.",
     )
 
 
-def list_tasks(places: Sequence[str]) -> Table:
-    """Return the table of the paper's tasks, with the records of them that lie in some places."""
-    tasks = list(TASKS.values())
-    files = find_records(places, tasks)
+def _over_seeds(result: EvalResult, name: str) -> tuple[list[Row], dict[tuple[str, str], Interval]]:
+    """Return the rows that have means over several seeds, and by row and arm the differences from
+    the first arm."""
+    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
+        return [], {}
+    rows = [
+        row
+        for row in result.of(name).values()
+        if row.is_comparable and len(row.scores) == len(result.models)
+    ]
+    (_, first), *others = result.arms.items()
+    differences = {
+        (row.name, arm): paired(_values(row, models), _values(row, first))
+        for arm, models in others
+        for row in rows
+    }
+    return rows, differences
+
+
+def _values(row: Row, models: Sequence[str]) -> list[float]:
+    return [row.scores[model].value for model in models]
+
+
+def list_tasks(folders: Sequence[str]) -> Table:
+    """Return the table of the paper's tasks, with the records of them that lie in some folders."""
     rows = []
-    for task in tasks:
-        paths = [path.name for of_split in files.get(task.name, {}).values() for path in of_split]
-        data = task.data_set()
-        rows.append(
-            [
-                short_name(task.name),
-                task.tables,
-                f"{task.chance:.1%}" if task.chance else "varies",
-                *(f"{percent:.2f}" for percent in task.paper.values()),
-                ", ".join(paths) or f"none; would be {expected_file(task)}",
-                f"hub: {data}" if data else "not on the hub",
-            ]
-        )
+    for task in TASKS.values():
+        files = find_records(folders, task).values()
+        names = ", ".join(path.name for of_split in files for path in of_split)
+        records = names or f"none; would be {expected_file(task)}"
+        paper = (f"{percent:.2f}" for percent in task.paper)
+        rows.append([short_name(task.name), *paper, records, task.data_set or "not on the hub"])
     return Table(
-        header=["task", "paper's table", "chance", *tasks[0].paper, "records", "else"],
+        header=["task", *PAPER, "records", "data set of the hub"],
         rows=rows,
         caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
         "offline; one without is fetched from the hub.",
@@ -122,7 +115,7 @@ def list_tasks(places: Sequence[str]) -> Table:
 
 def _tables(result: EvalResult, name: str) -> list[Table]:
     """Return one table with those that go with it."""
-    makers = (_scores, _counts, _differences, _sources, over_seeds)
+    makers = (_scores, _differences, over_seeds)
     return [table for make in makers if (table := make(result, name)) is not None]
 
 
@@ -130,12 +123,13 @@ def _scores(result: EvalResult, name: str) -> Table:
     rows, kind = result.of(name).values(), result.tables[name]
     papers = dict.fromkeys(model for row in rows for model in row.paper)
     columns = {
-        name: [short_name(row.name) for row in rows],
+        name: [row.name for row in rows],
         "count": [_size(row) for row in rows],
         **{m: [_score(row.scores.get(m), kind) for row in rows] for m in result.models},
         "chance": [_share(row.chance) for row in rows],
         "most frequent": [_share(row.most_frequent) for row in rows],
         f"paper: {' / '.join(papers)}": [" / ".join(map(_share, r.paper.values())) for r in rows],
+        "noted": [_noted(row) for row in rows],
     }
     kept = {title: cells for title, cells in columns.items() if any(cells)}
     return Table.of_columns(kept, kind.caption)
@@ -165,33 +159,14 @@ def _over(repeats: Interval) -> str:
     return f" ± {format_number(repeats.half, True)} over seeds"
 
 
-def _counts(result: EvalResult, name: str) -> Table | None:
-    """Return the table of what makes scores mean less than they seem to; None: nothing does."""
-    counted: dict[tuple[str, ...], dict[str, str]] = {
-        (row.name, model): {kind: f"{count:,}" for kind, count in score.counts.items()}
-        for row in result.of(name).values()
+def _noted(row: Row) -> str:
+    """Write where items are from, and what makes scores mean less than they seem to."""
+    counts = [
+        f"{model}: {', '.join(f'{count:,} {kind}' for kind, count in score.counts.items())}"
         for model, score in row.scores.items()
         if score.counts
-    }
-    return _by_columns([f"counted in {name}", "model"], counted)
-
-
-def _sources(result: EvalResult, name: str) -> Table | None:
-    """Return the table of where items are from; None: all rows are of the same ones."""
-    rows = result.of(name).values()
-    return _by_columns([name], {(row.name,): row.about for row in rows if row.about})
-
-
-def _by_columns(
-    header: Sequence[str], cells: Mapping[tuple[str, ...], Mapping[str, str]]
-) -> Table | None:
-    """Return a table of cells by row and column; None: there are no rows."""
-    columns = dict.fromkeys(column for of_row in cells.values() for column in of_row)
-    rows = [
-        [short_name(row), *more, *(of_row.get(column, "") for column in columns)]
-        for (row, *more), of_row in cells.items()
     ]
-    return Table(header=[*header, *columns], rows=rows) if rows else None
+    return "; ".join([*(f"{what} {where}" for what, where in row.about.items()), *counts])
 
 
 def _differences(result: EvalResult, name: str) -> Table | None:
@@ -206,154 +181,40 @@ def _differences(result: EvalResult, name: str) -> Table | None:
         text = format_ends(difference.value, difference.interval, is_share, "+")
         ours, theirs = row.scores[model].repeats, row.scores[first].repeats
         text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
-        if difference.p is not None:
-            return f"{text}, p {format_p(difference.p).removesuffix(', within noise')}"
-        return text if difference.interval else f"{text} (one item)"
+        p = difference.p
+        return f"{text} (one item)" if p is None else f"{text}, p {format_p(p).split(',')[0]}"
 
     rows = [row for row in result.of(name).values() if row.differences]
-    columns = {f"{name}, against {first}": [short_name(row.name) for row in rows]}
+    columns = {f"{name}, against {first}": [row.name for row in rows]}
     columns |= {model: [cell(row, model) for row in rows] for model in others}
     noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
     return Table.of_columns(columns, f"{noise} {_OVER_ITEMS}") if rows else None
 
 
-def _compares_arms(result: EvalResult) -> bool:
-    """Return whether arms of several seeds are compared, in place of single models."""
-    return len(result.arms) > 1 and all(len(models) > 1 for models in result.arms.values())
-
-
-def _rows_over_seeds(result: EvalResult, name: str) -> list[Row]:
-    """Return the rows of a table that have means over several seeds."""
-    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
-        return []
-    rows = result.of(name).values()
-    return [row for row in rows if row.is_comparable and len(row.scores) == len(result.models)]
-
-
-def _over_seeds(result: EvalResult, name: str) -> dict[tuple[str, str], tuple[Interval, float]]:
-    """Return the difference of each row and arm from the first arm, seed by seed, with its p."""
-    first, *others = result.arms or ("",)
-    differences = {
-        (row.name, arm): paired(*(_values(row, result.arms[each]) for each in (arm, first)))
-        for row in _rows_over_seeds(result, name)
-        for arm in others
-    }
-    adjusted = adjusted_p_values(differences)
-    return {key: (difference, adjusted[key]) for key, difference in differences.items()}
-
-
-def _values(row: Row, models: Sequence[str]) -> list[float]:
-    return [row.scores[model].value for model in models]
-
-
-def _first(result: EvalResult) -> str:
-    """Return the arm, or the model, that others are compared with."""
-    return next(iter(result.arms)) if _compares_arms(result) else result.models[0]
-
-
-def _verdicts(result: EvalResult, name: str) -> dict[tuple[str, str], float | None]:
-    """Return of each row and arm, or model, its difference from the first; None: within noise."""
-    if of_arms := _over_seeds(result, name):
-        return {key: None if p >= NOISE else each.mean for key, (each, p) in of_arms.items()}
-    return {
-        (row.name, model): each.value if _is_beyond_noise(each) else None
-        for row in result.of(name).values()
-        for model, each in row.differences.items()
-        if each.interval or each.p is not None
-    }
-
-
-def _told(result: EvalResult, name: str, verdicts: Mapping[tuple[str, str], float | None]) -> str:
-    """Say which models, or arms, differ from the first in which rows; nothing: none does."""
-    kind, first = result.tables[name], _first(result)
-    groups: dict[str, list[str]] = {}
-    for (row, model), value in verdicts.items():
-        if value is not None:
-            how = "ahead of" if (value > 0) == (kind.better == "higher") else "behind"
-            shown = f"{short_name(row)} ({format_number(value, kind.is_share, '+')})"
-            groups.setdefault(f"{model} is {how} {first} in", []).append(shown)
-    told = "; ".join(f"{group} {', '.join(rows)}" for group, rows in groups.items())
-    return f"By {name}: {told}." if told else ""
-
-
-def _alone(result: EvalResult, name: str) -> str:
-    """Say what models come to in the row that sums up a table: the mean of others, or the first."""
-    rows, is_share = list(result.of(name).values()), result.tables[name].is_share
-    row = rows[0] if rows[-1].unit else rows[-1]
-    scores = row.scores.items()
-    values = (f"{model} {format_number(score.value, is_share)}" for model, score in scores)
-    guess = "" if row.chance is None else f" (a guess: {_share(row.chance)})"
-    return f"{name}, {short_name(row.name)}{guess}: {', '.join(values)}."
-
-
-def _is_beyond_noise(difference: Difference) -> bool:
-    """Whether both say so: over few-shot seeds the p-value is of the first, the interval of all."""
-    is_small = difference.p is None or difference.p < NOISE
-    excludes_zero = not difference.interval or (
-        not difference.interval[0] <= 0 <= difference.interval[1]
-    )
-    return is_small and excludes_zero
-
-
 def _figures(result: EvalResult, name: str) -> list[Figure]:
-    """Return what is drawn of a table: a curve, bars beside chance, forest plots of differences."""
-    first, *rows = result.of(name).values()
-    drawn = [_curve(result, name)] if result.tables[name].across else []
-    bars = {
-        model: (score.interval[0], score.value, score.interval[1])
-        for model, score in first.scores.items()
-        if score.interval
-    }
-    if first.name == "all" and first.chance is not None and bars:
-        svg = figures.bars(bars, up=name, chance=first.chance)
-        caption = f"{name} with 95% intervals. Dotted: a guess."
-        drawn.append(Figure(svg=svg, caption=caption))
-    over_items = {
-        (row.name, model): Interval(
-            mean=each.value,
-            # An end may have been cut at 100%.
-            half=max(abs(end - each.value) for end in each.interval),
-            count=row.scores[model].count or 0,
-        )
-        for row in (first, *rows)
-        for model, each in row.differences.items()
-        if each.interval
-    }
-    if over_items:
-        drawn.append(_forest(result, name, over_items, "items", result.models[0]))
-    if of_arms := {key: difference for key, (difference, _) in _over_seeds(result, name).items()}:
-        drawn.append(_forest(result, name, of_arms, "seeds", next(iter(result.arms))))
-    return drawn
-
-
-def _curve(result: EvalResult, name: str) -> Figure:
-    kind, series = result.tables[name], {}
-    for model in result.models:
-        placed = {
-            row.at: row.scores[model].value
+    """Return forest plots of differences: of arms over seeds, else of models over items."""
+    over, first, (_, drawn) = "seeds", next(iter(result.arms), ""), _over_seeds(result, name)
+    if not drawn:
+        over, first = "items", result.models[0]
+        drawn = {
+            (row.name, model): Interval(
+                mean=each.value,
+                # An end may have been cut at 100%.
+                half=max(abs(end - each.value) for end in each.interval),
+                count=row.scores[model].count or 0,
+            )
             for row in result.of(name).values()
-            if row.at is not None and model in row.scores
+            for model, each in row.differences.items()
+            if each.interval
         }
-        series[model] = list(placed), list(placed.values())
-    scale: figures.Scale = "share" if kind.is_share else "number"
-    plot = figures.curves(series, across=kind.across, up=name, scale=scale)
-    return Figure(svg=figures.drawing(plot), caption=f"{name} by {kind.across}.")
-
-
-def _forest(
-    result: EvalResult,
-    name: str,
-    differences: Mapping[tuple[str, str], Interval],
-    over: str,
-    first: str,
-) -> Figure:
-    kind, several = result.tables[name], len({other for _, other in differences}) > 1
-    named = {
-        f"{short_name(row)}, {other}" if several else short_name(row): difference
-        for (row, other), difference in differences.items()
-    }
-    return Figure(
-        svg=figures.forest(named, is_share=kind.is_share, across=f"against {first}"),
-        caption=f"{name}: differences from {first} with 95% intervals over {over}; {kind.better} "
-        "is better.",
-    )
+    if not drawn:
+        return []
+    kind = result.tables[name]
+    named = {f"{row}, {other}": difference for (row, other), difference in drawn.items()}
+    return [
+        Figure(
+            svg=figures.forest(named, is_share=kind.is_share, across=f"against {first}"),
+            caption=f"{name}: differences from {first} with 95% intervals over {over}; "
+            f"{kind.better} is better.",
+        )
+    ]

@@ -1,7 +1,6 @@
 """Tables of an artefact: the paper's claims with what came of them, its numbers beside ours."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from layermem_bench.report.numbers import (
     format_counted,
@@ -65,33 +64,21 @@ def numbers_table(result: StudyResult) -> Table:
     """
     papers = {(number.quantity, number.arm): number for number in result.papers}
     ours = {(row.metric, row.arm): row.by_seed for row in result.rows if BY_LAYER not in row.metric}
-
-    def paper(key: tuple[str, str]) -> str:
-        metric = result.metric(key[0])
+    rows = []
+    for quantity, arm in dict.fromkeys((*ours, *papers)):
+        metric, paper = result.metric(quantity), papers.get((quantity, arm))
+        values, is_share = ours.get((quantity, arm), {}), metric.is_share
         write = format_counted if metric.counted else _as_printed
-        return write(papers[key].value, metric.is_share) if key in papers else ""
-
-    def seeds(key: tuple[str, str]) -> str:
-        metric, values = result.metric(key[0]), ours.get(key, {}).values()
-        written = ", ".join(format_number(value, metric.is_share) for value in values)
-        return "" if metric.counted else written
-
-    def chance(key: tuple[str, str]) -> str:
-        metric = result.metric(key[0])
-        return "" if metric.chance is None else format_number(metric.chance, metric.is_share)
-
-    columns: Columns[tuple[str, str]] = {
-        "": lambda key: key[0],
-        "arm": lambda key: key[1],
-        "paper": paper,
-        "where": lambda key: papers[key].where if key in papers else "",
-        "here": lambda key: _ours(key[0], ours.get(key, {}), result.metric(key[0])),
-        "each seed": seeds,
-        "chance": chance,
-    }
-    made = Table.over(dict.fromkeys((*ours, *papers)), columns, _over(result))
-    has_chance = any(row[-1] for row in made.rows)
-    return replace(made, caption=made.caption + _CHANCE) if has_chance else made
+        printed = ["", ""] if paper is None else [write(paper.value, is_share), paper.where]
+        each = [] if metric.counted else [format_number(v, is_share) for v in values.values()]
+        chance = "" if metric.chance is None else format_number(metric.chance, is_share)
+        here = _ours(quantity, values, metric)
+        rows.append([quantity, arm, *printed, here, ", ".join(each), chance])
+    return Table(
+        header=["", "arm", "paper", "where", "here", "each seed", "chance"],
+        rows=rows,
+        caption=_over(result) + (_CHANCE if any(row[-1] for row in rows) else ""),
+    )
 
 
 def _as_printed(value: float, is_share: bool, sign: str = "") -> str:

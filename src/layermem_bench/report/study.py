@@ -12,6 +12,7 @@ from layermem_bench.report.numbers import NOISE, format_interval
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.report.paper_tables import claim_text, claims_table, numbers_table
 from layermem_bench.results.comparing import RULE, judge, lines_of
+from layermem_bench.results.intervals import Interval
 from layermem_bench.results.study import Board, Condition, StudyResult
 
 _NOT_MEASURED = (
@@ -51,7 +52,7 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
     artefact = f"{result.name.removeprefix('paper/')}: " if result.scale else ""
     return Page(
         title=f"{artefact}{result.title}",
-        lead=sentence(result) + (runs and f" Runs: {runs}."),
+        lead=f"{sentence(result)} Runs: {runs or 'none'}.",
         sections=[*sections, Section(title="Again", commands=[result.command])],
     )
 
@@ -100,26 +101,26 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
         groups.setdefault(how, []).append(arm)
     where = f"On {study_tables.title_of(board, condition)}"
     if not groups:
-        return f"{where}: {first.arm} alone, {board.metric} " + (
-            format_interval(first.mean, metric.is_share) or "not known"
-        )
+        mean = format_interval(first.mean, metric.is_share) or "not known"
+        return f"{where}: {first.arm} alone, {board.metric} {mean}."
     told = "; ".join(f"{how}: {', '.join(arms)}" for how, arms in groups.items())
     return f"{where}, {board.metric} against {first.arm}: {told}."
 
 
 def _of_claims(result: StudyResult) -> list[Section]:
     """Return what came of the paper's claims, beside its numbers."""
-    judged = [each for each in judge(result) if each.difference is not None]
-    drawn = []
-    for is_share in (False, True):
-        found = {
-            claim_text(each): each.difference
-            for each in judged
-            if each.difference and result.metric(each.claim.quantity).is_share == is_share
-        }
-        if found:
-            svg = figures.forest(found, is_share=is_share, across="difference")
-            drawn.append(Figure(svg=svg, caption="Claimed differences with 95% intervals."))
+    by_unit: dict[bool, dict[str, Interval]] = {}
+    for each in judge(result):
+        if each.difference is not None:
+            of_unit = by_unit.setdefault(result.metric(each.claim.quantity).is_share, {})
+            of_unit[claim_text(each)] = each.difference
+    drawn = [
+        Figure(
+            svg=figures.forest(found, is_share=is_share, across="difference"),
+            caption="Claimed differences with 95% intervals.",
+        )
+        for is_share, found in by_unit.items()
+    ]
     missing = [f"Not evaluated: {result.missing}."] if result.missing else []
     return [
         Section(

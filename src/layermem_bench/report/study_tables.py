@@ -48,8 +48,12 @@ _RANKS = (
     "repetition, which lean to 0. Boards that rank the arms alike show a correlation above the "
     "last column in 95 of 100 studies."
 )
-
-
+_RUNS = (
+    "An id stands for every option that decides about a run's weights. Tokens a second: the median "
+    "of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW repeats a "
+    "run."
+)
+_DIFFER = " Not all of them were made with the same versions and machine."
 # Columns that a page alone has room for.
 _WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
 
@@ -135,14 +139,11 @@ def _facts(board: Board, condition: Condition) -> Columns[Line]:
         rate, end = arms[line.arm].rate, ends.get(line.arm, "")
         return "" if rate is None else f"{rate:g}{end and f' (the {end})'}"
 
-    def count(value: int | None) -> str:
-        return "" if value is None else f"{value:,}"
-
     return {
         "learning rate": rate,
         "steps": lambda line: f"{arms[line.arm].steps:,}",
-        "mlp": lambda line: count(arms[line.arm].width_of_mlp).replace(",", ""),
-        "parameters": lambda line: count(arms[line.arm].parameters),
+        "mlp": lambda line: str(arms[line.arm].width_of_mlp or ""),
+        "parameters": lambda x: f"{count:,}" if (count := arms[x.arm].parameters) else "",
     }
 
 
@@ -151,8 +152,7 @@ def _prices(board: Board, condition: Condition) -> Columns[Line]:
     others than those that were measured."""
     if board.steps is None or condition.name == "parameters":
         return {}
-    ratios = board.steps.ratios
-    peaks = board.memory.peaks if board.memory else {}
+    ratios, peaks = board.steps.ratios, board.memory.peaks if board.memory else {}
     first = peaks.get(condition.arms[0].name)
 
     def memory(line: Line) -> str:
@@ -209,51 +209,40 @@ def levels_tables(result: StudyResult, board: Board, condition: Condition) -> It
 
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
     """Yield wide against deep: all arms and shapes of a preset, at equal parameters."""
-    by_preset: dict[str, list[Board]] = {}
+    by_preset: dict[str, list[tuple[Board, Condition]]] = {}
     for board in result.boards:
-        if board.shape and any(each.name == "parameters" for each in board.conditions):
-            by_preset.setdefault(board.preset, []).append(board)
-    for preset, boards in by_preset.items():
-        name = boards[0].metric
-        values = {
-            f"{arm.name}, {board.shape}": result.values(board.name, "parameters", name).get(
-                arm.name, {}
-            )
-            for arm in boards[0].conditions[0].arms
-            for board in boards
-        }
-        conditions = [c for board in boards for c in board.conditions if c.name == "parameters"]
-        looks = max((condition.looks for condition in conditions), key=len)
+        for condition in board.conditions:
+            if board.shape and condition.name == "parameters":
+                by_preset.setdefault(board.preset, []).append((board, condition))
+    for preset, shapes in by_preset.items():
+        (first, _), name = shapes[0], shapes[0][0].metric
+        values = {}
+        for arm in first.conditions[0].arms:
+            for board, condition in shapes:
+                of_arms = result.values(board.name, condition.name, name)
+                values[f"{arm.name}, {board.shape}"] = of_arms.get(arm.name, {})
+        looks = max((condition.looks for _, condition in shapes), key=len)
         metric = result.metric(name)
         lines = compare(values, result.seeds, metric.better, max(1, len(looks)))
         title = f"{preset}, arms and shapes, equal parameters"
-        arms = [Arm(name=arm, steps=0) for arm in values]
-        columns = dict(_compared(title, name, metric, lines, arms))
+        columns = dict(
+            _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
+        )
         del columns["each seed"], columns["seeds to settle it"]
-        if len(boards) > 1:
-            caption = INTERVALS + _BEST + looks_note(looks)
-            yield Table.over(lines, columns, caption), lines, metric
+        if len(shapes) > 1:
+            yield Table.over(lines, columns, INTERVALS + _BEST + looks_note(looks)), lines, metric
 
 
 def ranks_table(result: StudyResult) -> Table | None:
     """Return a table of how alike two boards rank the arms; None: no two can be compared."""
-
-    def interval(each: RankCorrelation) -> str:
-        if each.ends is None:
-            return "none: all arms tie in some draws"
-        return f"{each.ends[0]:.2f} to {each.ends[1]:.2f}"
-
-    def if_alike(each: RankCorrelation) -> str:
-        if each.if_alike is None:
-            return "cannot be said: arms tie, or differ by no more than seeds"
-        return f"above {each.if_alike:.2f}"
-
+    no_interval = "none: all arms tie in some draws"
+    unsaid = "cannot be said: arms tie, or differ by no more than seeds"
     columns: Columns[RankCorrelation] = {
         "boards": lambda each: " and ".join(each.boards),
         "arms": lambda each: str(each.arms),
         "rank correlation": lambda each: f"{each.value:.2f}",
-        "95% interval": interval,
-        "if they rank alike": if_alike,
+        "95% interval": lambda x: no_interval if x.low is None else f"{x.low:.2f} to {x.high:.2f}",
+        "if they rank alike": lambda x: unsaid if x.if_alike is None else f"above {x.if_alike:.2f}",
     }
     pairs = rank_correlations(result)
     return Table.over(pairs, columns, _RANKS) if pairs else None
@@ -326,12 +315,10 @@ def runs_table(result: StudyResult) -> Table:
         "made with": made_with,
     }
     # Runs that chose a rate keep nothing of this, nor do those that have not begun.
-    code = {(made_with(run), run.about.get("sources")) for run in result.runs if made_with(run)}
-    differ = " Not all of them were made with the same versions and machine."
-    caption = (
-        "An id stands for every option that decides about a run's weights. Tokens a second: the "
-        "median of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW "
-        f"repeats a run.{differ if len(code) > 1 else ''}"
-    )
-    made = Table.over(result.runs, columns, caption)
+    code = {
+        (made_with(run), run.about.get("sources"), run.about.get("plugins"))
+        for run in result.runs
+        if made_with(run)
+    }
+    made = Table.over(result.runs, columns, _RUNS + (_DIFFER if len(code) > 1 else ""))
     return replace(made, marks=[run_mark(run) for run in result.runs])

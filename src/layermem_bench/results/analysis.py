@@ -5,12 +5,21 @@ Representations are "hidden" (hidden states) and "routed" (the values that atten
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from layermem_base.number_ranges import above, at_least, check_numbers, number
 
 Representation = Literal["hidden", "routed"]
 Probe = Literal["paper", "converged"]
+Rows = tuple[tuple[float, ...], ...]
+"""A matrix as a result holds it."""
+FOLDS = 5
+"""Folds in which probes are fitted."""
+
+
+def to_rows(matrix: Any) -> Rows:
+    """Return an array as a result holds it."""
+    return tuple(map(tuple, matrix.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +69,11 @@ class ProbeAccuracy(ByLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Words in the plane, by the values that attention reads: which word each point is (label), and
-    of each layer the points [x, y]."""
+    """Words in the plane, by the values that attention reads: the word of each point, and of each
+    layer the points [x, y]."""
 
     labels: tuple[int, ...]
-    layers: Mapping[int, tuple[tuple[float, ...], ...]]
+    layers: Mapping[int, Rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,33 +102,27 @@ class Routing:
     """What a model's routers read, as shares of absolute weights; circuits are the heaviest paths
     of two steps."""
 
-    heatmap: tuple[tuple[float, ...], ...]
+    heatmap: Rows
     """[target layer, source layer], averaged over heads, and over keys and values."""
-    heads: tuple[tuple[tuple[float, ...], ...], ...]
+    heads: tuple[Rows, ...]
     """[target layer, target head, source layer]."""
     readings: tuple[Reading, ...]
     circuits: tuple[Circuit, ...]
-    parts: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
+    parts: Mapping[str, Rows] | None = None
     """The heatmap of keys ("key") and of values ("value"); None if they read alike."""
-    borrowers: tuple[int, ...] = ()
-    """Layers that borrow keys and values which are a mixture themselves, that of their lender."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthMixture:
-    """The weights with which one place mixes states or slots of different depths.
-
-    Rows of the weights are what reads a mixture of its own, columns are what is mixed.
-    """
+    """The weights with which one place mixes states or slots of different depths, [reader, source]:
+    mean and standard deviation over the tokens of the texts."""
 
     place: str
     """Where it stands, for instance "layer 3, attention"."""
     readers: tuple[str, ...]
     sources: tuple[str, ...]
-    mean: tuple[tuple[float, ...], ...]
-    """[reader, source], the mean over the tokens of the texts."""
-    deviation: tuple[tuple[float, ...], ...]
-    """[reader, source], the standard deviation over tokens; 0 for constant weights."""
+    mean: Rows
+    deviation: Rows
 
 
 @dataclass(frozen=True, kw_only=True)

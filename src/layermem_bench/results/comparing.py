@@ -77,16 +77,16 @@ def compare(
     first = next(iter(values), "")
     means = {arm: mean_by_seed(of_arm) for arm, of_arm in values.items()}
     missing = {arm: tuple(s for s in seeds if s not in of_arm) for arm, of_arm in values.items()}
-    # Rounded where they are ranked, since equal values may have been added up in another order.
     whole = {arm: mean.mean for arm, mean in means.items() if mean and not missing[arm]}
+    ranks: dict[str, int] = {}
+    to_best: dict[str, float] = {}
     if better:
-        order = sorted(whole, key=lambda arm: whole[arm], reverse=better == "higher")
-        whole = {arm: whole[arm] for arm in order}
-    ranked = [round(mean, 12) for mean in whole.values()] if len(seeds) >= RANKED_FROM else []
-    ranks = {arm: 1 + ranked.index(r) for arm, r in zip(whole, ranked, strict=False) if better}
-    to_best = {}
-    if ranks:
-        to_best = p_values_to(next(iter(ranks)), {arm: values[arm] for arm in ranks}, looks)
+        whole = dict(sorted(whole.items(), key=lambda item: item[1], reverse=better == "higher"))
+    if better and whole and len(seeds) >= RANKED_FROM:
+        # Rounded, since equal values may have been added up in another order.
+        rounded = [round(mean, 12) for mean in whole.values()]
+        ranks = {arm: 1 + rounded.index(mean) for arm, mean in zip(whole, rounded, strict=True)}
+        to_best = p_values_to(next(iter(whole)), {arm: values[arm] for arm in whole}, looks)
     differences = {a: paired_by_seed(values[a], values[first]) for a in values if a != first}
     p_values = adjusted_p_values(differences, looks)
     settling = {

@@ -5,7 +5,7 @@ A part (losses, grammar, tasks) has tables, whose rows ("arc_easy") have a score
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from layermem_base.number_ranges import at_least, number
 
@@ -22,8 +22,8 @@ class EvalOptions:
     """The first documents of each text, pairs of each paradigm, problems or items of each task;
     None: all, of tasks that runs were trained on 10,000, or those of the training set."""
     batch_size: int | None = number(None, at_least(1))
-    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (on a GPU, of
-    evaluation tasks, as many as fit; of tasks that runs were trained on 256)."""
+    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (of tasks that runs
+    were trained on 256)."""
     field: str = "text"
     """Of ppl: field of the text, in JSON lines and Parquet."""
     context: int | None = number(None, at_least(1))
@@ -42,22 +42,19 @@ class EvalOptions:
     seed: int | None = number(None, at_least(0))
     """Of these: seed of the problems; None: the run's."""
     task_options: tuple[str, ...] = ()
-    """Of these: options of the task, each NAME=VALUE, added to the run's; one of the same name
-    takes its place."""
+    """Of these: options of the task, each NAME=VALUE, added to the run's."""
     shots: int = number(3, at_least(0))
     """Of evaluation tasks: few-shot examples before each item."""
     seeds: int = number(5, at_least(1))
     """Of these: seeds by which few-shot examples are drawn: 0, 1, ... Without shots one is
     enough."""
     records: tuple[str, ...] = ()
-    """Of these: folders of records, and files as TASK=FILE or TASK:train=FILE; a task without any
-    is fetched from the hub."""
+    """Of these: folders of records; a task without any is fetched from the hub."""
     truncate: bool = False
     """Of these: cut the start of prompts that are longer than the model reads, and say how many;
     without it they are refused."""
     max_length: int | None = number(None, at_least(1))
-    """Of these: tokens that a model is given at most; None: as many as it can read. Of positions
-    beyond those of its training a model has learned nothing."""
+    """Of these: tokens that a model is given at most; None: as many as it can read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +99,7 @@ class Row:
     is_comparable: bool = True
     """Whether models may be compared by it; a loss per token says nothing of other tokens."""
     at: float | None = None
-    """Its place on the axis of the table's curve; None: it is not drawn there."""
+    """Its place on an axis, such as the number of tokens before the predicted one."""
     chance: float | None = None
     """What a guess has right; None: there are no guesses, or models have different problems."""
     most_frequent: float | None = None
@@ -122,7 +119,7 @@ class Table:
     repeats: Literal["seeds", "folds"] = "seeds"
     """What repeats of its scores are."""
     across: str = ""
-    """What the axis of its curve is; empty: it has none."""
+    """What ``Row.at`` is; empty: rows have no place."""
     is_long: bool = False
     """Whether a page alone has room for it."""
 
@@ -163,39 +160,3 @@ class EvalResult:
     def of(self, table: str) -> dict[str, Row]:
         """Return the rows of a table by name."""
         return {row.name: row for part in self.parts for row in part.rows if row.table == table}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskAnswers:
-    """What one model answers on one task with one seed of few-shot examples.
-
-    Requests are pairs of a prompt and a choice.
-    """
-
-    KIND: ClassVar[str] = "task_answers"
-    VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem eval"
-
-    key: Mapping[str, Any]
-    """All they depend on: digests of checkpoint, definition and items, task, seed, limits,
-    versions. Answers of another key are never used instead."""
-    right: tuple[int, ...]
-    """Of each item 1 if the most probable choice is the right one, else 0."""
-    right_norm: tuple[int, ...] | None
-    """The same with log-probabilities divided by the characters of the choices; None: the task's
-    definition does not ask for it."""
-    prompts: str
-    """Digest of the prompts: two models are compared where it is the same."""
-    chance: float
-    """Share that a guess has right: the mean over items of 1 / choices."""
-    majority: float
-    """Share that the most frequent right answer has right, by its text or by its place."""
-    requests: int
-    truncated: int
-    """Requests that were cut because the model is given no more tokens."""
-    unknown_tokens: int
-    """Tokens in requests that stand for text which the tokenizer has no tokens for."""
-    ties: int
-    """Items with two equally probable best choices, of which lm-eval takes the first."""
-    beyond: int = 0
-    """Requests longer than the texts that the model was trained on by a run of ours."""

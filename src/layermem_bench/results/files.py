@@ -36,14 +36,13 @@ def from_json(cls: type[_R], text: str, where: str) -> _R:
     """Return the result that ``to_json`` wrote; ``where`` names its file in errors."""
     try:
         values = json.loads(text)
-    except ValueError as error:
+        kind, version = values.pop("kind"), values.pop("version")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{where} is not what {cls.COMMAND} writes ({error})") from error
-    if not isinstance(values, dict) or values.pop("kind", None) != cls.KIND:
-        raise ValueError(f"{where} is not what {cls.COMMAND} writes")
-    command = values.get("command")
-    known = command if command and isinstance(command, str) else cls.COMMAND
-    again = f"write it again with {known}"
-    if (version := values.pop("version", None)) != cls.VERSION:
+    if kind != cls.KIND:
+        raise ValueError(f"{where} is not what {cls.COMMAND} writes, but {kind!r}")
+    again = f"write it again with {values.get('command') or cls.COMMAND}"
+    if version != cls.VERSION:
         raise ValueError(
             f"{where} was written in version {version}, and this layermem reads version "
             f"{cls.VERSION} of {cls.KIND} results: {again}"

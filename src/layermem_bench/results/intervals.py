@@ -37,9 +37,6 @@ class Interval:
     def ends(self) -> tuple[float, float]:
         return self.mean - self.half, self.mean + self.half
 
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} +- {self.half:.4f}"
-
 
 def _quantile(degrees: int, share: float = 0.975) -> float:
     """Return a quantile of Student's t."""

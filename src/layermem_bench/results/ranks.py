@@ -22,7 +22,8 @@ class RankCorrelation:
     boards: tuple[str, str]
     arms: int
     value: float
-    ends: tuple[float, float] | None
+    low: float | None
+    high: float | None
     """Its 95% interval by a bootstrap over seeds, drawn on each board by itself. A draw has the
     noise of seeds twice, so that it leans to 0. None: arms all tie in more than one draw of 100,
     which then has no correlation."""
@@ -58,19 +59,21 @@ def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
         # Where all arms tie on a board, it ranks none.
         if not math.isnan(value):
             generator = np.random.default_rng(0)
+            low, high = _bootstrap(values, generator)
             found.append(
                 RankCorrelation(
                     boards=(boards[0].name, boards[1].name),
                     arms=len(arms),
                     value=value,
-                    ends=_bootstrap(values, generator),
+                    low=low,
+                    high=high,
                     if_alike=_if_alike(values, generator),
                 )
             )
     return found
 
 
-def _bootstrap(values: Sequence[_Array], generator: _Array) -> tuple[float, float] | None:
+def _bootstrap(values: Sequence[_Array], generator: _Array) -> Sequence[float | None]:
     """Return the interval of a correlation over draws of as many seeds on each board."""
     import numpy as np
 
@@ -79,9 +82,8 @@ def _bootstrap(values: Sequence[_Array], generator: _Array) -> tuple[float, floa
     draws = _spearman(*(v[:, picks].mean(-1).T for v, picks in zip(values, picked, strict=True)))
     draws = draws[~np.isnan(draws)]
     if len(draws) < (1 - _MOST_UNDEFINED) * _DRAWS:
-        return None
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(low), float(high)
+        return None, None
+    return [float(end) for end in np.quantile(draws, [0.025, 0.975])]
 
 
 def _spearman(one: _Array, other: _Array) -> _Array:

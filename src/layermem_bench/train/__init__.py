@@ -1,1 +1,1 @@
-"""Training: the trainer, its optimizer and data order, and a run from its config to its folder."""
+"""Training: the loop, its optimizer and data order, and a run from its config to its folder."""

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from layermem_bench.analysis.lineage import ORIGIN
+from layermem_bench.analysis.earlier_stages import ORIGIN
 from layermem_bench.config.run import Run
 from layermem_bench.train.processes import whole
 
@@ -53,14 +53,12 @@ def whole_weights(model: Any) -> dict[str, Any] | None:
     return {name: value for name, value in weights.items() if name not in _tied_names(model)}
 
 
-def whole_moments(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the optimizer's state in full; every process must call this."""
-    saved = optimizer.state_dict()
-    moments = {
+def whole_moments(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """Return the moments of each parameter in full; every process must call this."""
+    return {
         number: {name: whole(value) for name, value in values.items()}
-        for number, values in saved["state"].items()
+        for number, values in optimizer.state_dict()["state"].items()
     }
-    return {**saved, "state": moments}
 
 
 def random_state(accelerator: Accelerator) -> dict[str, Tensor]:
@@ -78,7 +76,7 @@ def save_training(
     checkpoint: Path, run: Run, moments: Any, progress: Progress, random: Mapping[str, Tensor]
 ) -> None:
     """Write what a run needs beside the model to go on from its checkpoint."""
-    state = {"optimizer": moments, "progress": asdict(progress), "random": dict(random)}
+    state = {"moments": moments, "progress": asdict(progress), "random": dict(random)}
     torch.save(state, checkpoint / _TRAINING)
     (checkpoint / ORIGIN).write_text(json.dumps({"run_id": run.id}) + "\n", encoding="utf-8")
 
@@ -89,7 +87,7 @@ def load_training(checkpoint: Path, run: Run) -> tuple[Any, Progress, dict[str, 
     if run_id != run.id:
         raise ValueError(f"{checkpoint} is of the run {run_id}, and this is {run.id}: delete it")
     state = torch.load(checkpoint / _TRAINING, map_location="cpu", weights_only=True)
-    return state["optimizer"], Progress(**state["progress"]), state["random"]
+    return state["moments"], Progress(**state["progress"]), state["random"]
 
 
 def load_weights(checkpoint: Path, model: Any) -> None:
@@ -107,14 +105,16 @@ def load_weights(checkpoint: Path, model: Any) -> None:
         )
 
 
-def load_moments(optimizer: Optimizer, moments: Any) -> None:
-    """Load moments into the optimizer, each divided as its parameter is."""
+def load_moments(optimizer: Optimizer, moments: Mapping[int, Mapping[str, Any]]) -> None:
+    """Load moments into the optimizer, each divided as its parameter is; rates and other settings
+    stay, which the run says."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state = {
         number: {name: _divided(value, parameters[number]) for name, value in values.items()}
-        for number, values in moments["state"].items()
+        for number, values in moments.items()
     }
-    optimizer.load_state_dict({**moments, "state": state})
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _divided(value: Any, parameter: nn.Parameter) -> Any:

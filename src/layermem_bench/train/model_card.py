@@ -1,5 +1,8 @@
-"""The model card of a run, README.md beside its final model: what the model is, how it was trained,
-what was measured, how it is loaded. The user adds the licence."""
+"""The model card of a run, README.md beside its final model.
+
+It says what the model is, how it was trained, what was measured and how it is loaded. The user adds
+the licence.
+"""
 
 import json
 import os
@@ -8,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCardData
 
 from layermem.models.card import TAGS, ask_for_licence
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, read_config
 
-_ABOUT = ("command", "run_id", "data", "trained_before_by", "precision")
-_VERSIONS = ("layermem", "torch", "transformers", "python", "commit", "machine")
 _CARD = """\
 ---
 {metadata}
@@ -28,6 +30,9 @@ _CARD = """\
 ## Training
 
 {training}
+
+```yaml
+{about}```
 
 ## Evaluation
 
@@ -65,10 +70,8 @@ class Learnt:
 def model_card(run: Run, folder: RunFolder, model: Any, learnt: Learnt) -> str:
     """Return the card of a trained model, from its config and what the run recorded."""
     about, rows = read_config(folder.config)[1], folder.rows()
-    origin, host = run.model.pretrained or run.host.model or "", run.host
-    memory = "" if host.model is None else f", memory {host.memory}, trained {host.train}"
-    name = run.preset if host.model is None else Path(host.model).name
-    parameters = f"{sum(each.numel() for each in model.parameters()):,}"
+    origin, optim = run.model.pretrained or run.host.model or "", run.optim
+    name = run.preset if run.host.model is None else Path(run.host.model).name
     metadata = ModelCardData(
         library_name="layermem",
         pipeline_tag=learnt.task,
@@ -77,31 +80,26 @@ def model_card(run: Run, folder: RunFolder, model: Any, learnt: Learnt) -> str:
         base_model=None if os.path.exists(origin) else origin or None,
         model_name=f"{name}-{run.variant}-s{run.seed}",
     )
-    optim = run.optim
     training = {
+        "parameters": f"{sum(each.numel() for each in model.parameters()):,}",
         "started from": origin or "new weights",
+        "trained": None if run.host.model is None else run.host.train,
+        "memory": None if run.host.model is None else run.host.memory,
         "training data": learnt.data,
-        "steps": f"{run.max_steps:,}",
+        "steps": f"{run.max_steps:,} of {optim.batch_size:,} sequences",
         "tokens": f"{max((row['tokens'] for row in rows), default=0):,}",
-        "sequences in a step": f"{optim.batch_size:,}",
-        "seed": f"{run.seed} (weights and order of the data)",
         "learning rate": f"{optim.lr:g}, {optim.schedule} to {optim.min_lr:g}",
-        "learning rate of routers": None if optim.router_lr is None else f"{optim.router_lr:g}",
         "weight decay": f"{optim.weight_decay:g}",
-        **{name.replace("_", " "): about.get(name) for name in (*_ABOUT, *_VERSIONS)},
     }
-    validated = [row for row in rows if "val_loss" in row]
-    losses = {f"validation loss after {r['step']:,} steps": r["val_loss"] for r in validated[-1:]}
-    evaluation = {
-        **{f"{what} (nats a {learnt.unit})": f"{loss:.4f}" for what, loss in losses.items()},
-        **learnt.results,
-    }
+    losses = [f"{row['val_loss']:.4f}" for row in rows if "val_loss" in row]
+    evaluation = {f"validation loss (nats a {learnt.unit})": losses[-1] if losses else None}
     return _CARD.format(
         metadata=metadata.to_yaml().strip(),
         title=f"{name}, {run.variant}, seed {run.seed}",
-        description=f"{type(model).__name__}, {parameters} parameters{memory}.",
+        description=f"A {type(model).__name__}.",
         training=_table(training),
-        evaluation=_table(evaluation),
+        about=yaml.safe_dump(about, sort_keys=False),
+        evaluation=_table({**evaluation, **learnt.results}),
         usage=learnt.usage,
         licence=ask_for_licence(origin),
     )

@@ -105,25 +105,14 @@ def build_optimizer(
     )
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
-    optimizer.register_load_state_dict_pre_hook(_keep_fused_setting)
     return optimizer
-
-
-def _keep_fused_setting(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Load all of a saved state but ``fused``, which depends on this machine's device."""
-    groups = [
-        {**saved, "fused": own["fused"]}
-        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    return {**state, "param_groups": groups}
 
 
 def set_learning_rates(optimizer: Optimizer, optim: Optim, max_steps: int, step: int) -> None:
     """Set the learning rate of every group for a step, the first being 0."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * _share_of_peak(
-            group["initial_lr"], optim, max_steps, step
-        )
+        peak = group["initial_lr"]
+        group["lr"] = peak * _share_of_peak(peak, optim, max_steps, step)
 
 
 def _share_of_peak(peak: float, optim: Optim, max_steps: int, step: int) -> float:

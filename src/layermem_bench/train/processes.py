@@ -107,8 +107,12 @@ def shard(model: Any, precision: str) -> None:
 
 
 def whole(value: Any) -> Any:
-    """Return a tensor in full, on the CPU, where it is sharded; every process must call this."""
-    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+    """Return a tensor in full, where it is sharded: on the CPU of the first process, nothing in the
+    others; every process must call this."""
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if distributed.get_rank() == 0 else None
 
 
 def exit_if_distributed() -> None:

@@ -132,11 +132,10 @@ def _prepare(
 
 def _end_as_in_training(model: Any, tokenizer: Any) -> None:
     """Have the texts that a model generates end where those that it is trained on do."""
-    end, generation = tokenizer.eos_token_id, model.generation_config
-    ends = generation.eos_token_id if isinstance(generation.eos_token_id, list) else []
-    if end is not None and end not in (generation.eos_token_id, *ends):
-        others = ends or [each for each in [generation.eos_token_id] if each is not None]
-        generation.eos_token_id = [end, *others]
+    end, known = tokenizer.eos_token_id, model.generation_config.eos_token_id
+    ends = known if isinstance(known, list) else [known] if known is not None else []
+    if end is not None and end not in ends:
+        model.generation_config.eos_token_id = [end, *ends]
         model.config.get_text_config().eos_token_id = end
 
 

@@ -62,7 +62,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
         changes = config_changes(recorded_run(folder), run)
         raise FileExistsError(
             f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on with "
-            f"that run (layermem train {folder.path} --resume), choose another --out, or delete it"
+            "that run (--resume), choose another --out, or delete it"
         )
     check_same_run(folder, run)
     if not folder.final.exists():

@@ -1,0 +1,188 @@
+"""What artefacts read off ended runs: two of LIMe and the plain decoder, trained for two steps."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from recorded import an_analysis
+from safetensors.torch import load_file, save_file
+from small_run import a_run
+
+import layermem
+from layermem_bench.analysis import analyze
+from layermem_bench.paper import analysed, costs, evaluated, get_artefact, inspecting
+from layermem_bench.paper.artefact import Observing
+from layermem_bench.paper.trained import full_attention, grouped_queries
+from layermem_bench.results.analysis import Layout
+from layermem_bench.results.costs import Measurement
+from layermem_bench.results.eval import Row
+from layermem_bench.results.study import Picture, RunRecord, Validation
+from layermem_bench.study.definition import Observed
+from layermem_bench.study.records import read_record
+from layermem_bench.train.run import train
+
+BOARDS = [board("tiny").name for board in (full_attention, grouped_queries)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two runs that stand for those of the boards on text."""
+    folder, records = tmp_path_factory.mktemp("runs"), {}
+    for arm in ("lime", "plain"):
+        run = a_run(folder, variant=arm, seed=3, max_steps=2, eval_every=1, save_every=0)
+        records[arm] = {3: read_record(arm, run, train(run, folder / arm))}
+    by_board = dict.fromkeys(BOARDS, records)
+    return Observing(scale="tiny", seeds=(3,), records=by_board, out=folder / "result")
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig5", "fig7", "fig9", "fig10", "fig11"])
+def test_a_figure_of_runs_on_text_has_its_numbers_and_pictures(name, trained, monkeypatch):
+    monkeypatch.setattr(inspecting, "_analysis_of", lambda *_: an_analysis(["is", "are"]))
+    monkeypatch.setattr(analysed, "_layers", lambda scale: range(2))
+    artefact = get_artefact(name)
+    seen = list(artefact.observe(trained))
+    rows = {(o.quantity, o.arm): o for o in seen if isinstance(o, Observed)}
+    for claim in artefact.claims("tiny"):
+        for arm in (claim.arm, claim.against):
+            # Only LIMe is lower or higher than something by a share of plain.
+            assert set(rows[claim.quantity, arm].by_seed) == {3}, claim
+    if name in ("fig2", "fig7"):
+        # The last layers of these have 0.7 and 0.5.
+        told = next(claim for claim in artefact.claims("tiny") if "told apart" in claim.quantity)
+        assert rows[told.quantity, "lime"].by_seed[3] == (0.7 if name == "fig2" else 0.5)
+    pictures = [each for each in seen if isinstance(each, Picture)]
+    assert len(pictures) == (2 if name in ("fig3", "fig5", "fig9") else 0)
+
+
+def test_routers_at_their_start_are_those_of_the_run(trained, tmp_path):
+    still = {"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
+    run = a_run(tmp_path, variant="lime", seed=3, max_steps=1, save_every=0, optim=still)
+    records = {"board": {"lime": {3: read_record("r", run, train(run, tmp_path / "run"))}}}
+    maps = inspecting.heatmaps(replace(trained, records=records), "board", by_head=True)
+    assert list(maps) == ["lime", "lime at its start"]
+    assert np.array_equal(maps["lime"][3], maps["lime at its start"][3])
+    trained_maps = inspecting.heatmaps(trained, BOARDS[0], by_head=True)
+    assert not np.array_equal(trained_maps["lime"][3], trained_maps["lime at its start"][3])
+
+
+def test_weights_are_averaged_over_heads_and_then_normalised_as_in_section_5_4(trained):
+    ours = inspecting.heatmaps(trained, BOARDS[0], by_head=False)["lime"][3]
+    by_head = inspecting.heatmaps(trained, BOARDS[0], by_head=True)["lime"][3]
+    folder = Path(trained.records[BOARDS[0]]["lime"][3].folder, "final")
+    model = layermem.LimeForCausalLM.from_pretrained(folder)
+    heads = model.config.num_key_value_heads
+    for i, layer in enumerate(model.model.layers[1:], 1):
+        sizes = layer.self_attn.memory.weight.detach().double().abs().reshape(heads, i + 1, heads)
+        of_layers = sizes.mean((0, 2))
+        expected = of_layers / of_layers.sum()
+        np.testing.assert_allclose(ours[i, : i + 1], expected, rtol=1e-12)
+        # The other order, a mean of each head's shares, is another number.
+        assert not np.allclose(by_head.mean(1)[i, : i + 1], expected, rtol=1e-3)
+
+
+def test_analyses_are_used_again_for_the_same_weights_and_code(trained, tmp_path, monkeypatch):
+    text, begun, analyzed = tmp_path / "text.jsonl", [], analyze.analyze
+    text.write_text("".join(f'{{"text": "{f"{i} w1 w2 " * 16}"}}\n' for i in range(10, 20)))
+    monkeypatch.setattr(analyze, "analyze", lambda *args: begun.append(args) or analyzed(*args))
+    observing = replace(trained, out=tmp_path / "result")
+
+    def analyses():
+        return inspecting.analyses(observing, BOARDS[0], ("w1", "w2"), 5, str(text))
+
+    first = analyses()
+    assert analyses() == first and len(begun) == 1
+    # Trained again under one run id, as after a change of the code: here with other weights.
+    weights = Path(trained.records[BOARDS[0]]["lime"][3].folder, "final", "model.safetensors")
+    kept = load_file(weights)
+    save_file({k: v + 0.1 for k, v in kept.items()}, weights, {"format": "pt"})
+    second = analyses()
+    save_file(kept, weights, {"format": "pt"})
+    assert len(begun) == 2 and second["lime"][3].entropy != first["lime"][3].entropy
+    assert second["plain"] == first["plain"]
+    # Nor is what our code finds in the same weights after a change.
+    monkeypatch.setattr("layermem_bench.config.hashing.sources_digest", lambda: "changed")
+    assert analyses() == first and len(begun) == 3
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "share"),
+    [
+        # Half way between 3 and 1, after 150 of 400 tokens.
+        ((3.0, 1.0, 0.5, 0.4), (4.0, 3.5, 3.0, 2.0), 1 - 150 / 400),
+        ((4.0, 3.5, 3.0, 2.0), (3.0, 1.0, 0.5, 0.4), 1 - 400 / 150),
+        ((3.0, 2.0), (3.0, 2.0), 0),
+        ((1.0, 1.0), (3.0, 2.0), 1 - 100 / 200),
+        # How often a run is validated makes it no other run, but its curve another.
+        ((3.0, 2.0), (3.0, 2.5, 2.0), None),
+        ((2.0,), (2.0,), None),
+    ],
+)
+def test_tokens_saved_are_at_the_higher_last_loss(ours, theirs, share):
+    def a_run_of(losses):
+        curve = (
+            Validation(step=10 * i, val_loss=loss, tokens=100.0 * i, flops=1000.0 * i)
+            for i, loss in enumerate(losses, 1)
+        )
+        made_up = {"name": "x", "run_id": "x", "folder": "runs/x", "state": "ended"}
+        return RunRecord(**made_up, validations=tuple(curve))
+
+    records = {"b": {"lime": {0: a_run_of(ours)}, "plain": {0: a_run_of(theirs)}}}
+    made_up = Observing(scale="tiny", seeds=(0,), records=records, out=Path())
+    if share is None:
+        with pytest.raises(ValueError, match="--eval-every"):
+            list(inspecting.saved(made_up, "b", "tokens", "q"))
+        return
+    observed, zero = inspecting.saved(made_up, "b", "tokens", "q")
+    assert observed.by_seed[0] == pytest.approx(share) and zero.by_seed == {0: 0.0}
+
+
+def test_the_nearest_point_of_a_layout():
+    points = ((0.0, 0.0), (0.0, 1.0), (5.0, 5.0), (5.0, 6.0))
+    layers = {0: points[::-1], 1: points}
+    for labels, share in (((0, 0, 1, 1), 1), ((0, 1, 0, 1), 0), ((0, 0, 1, 2), 0.5)):
+        assert inspecting.same_as_nearest(Layout(labels=labels, layers=layers)) == share
+
+
+def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
+    """A model that says "yes" to everything is above 1 / choices, and knows nothing."""
+
+    def row(chance, most_frequent):
+        return Row(table="", name="", scores={}, chance=chance, most_frequent=most_frequent)
+
+    scored = {"run-0": {"COPA": 0.6, "QNLI": 0.55}, "run-1": {"COPA": 0.62, "QNLI": 0.55}}
+    of_tasks = {"QNLI": row(0.5, 0.55), "COPA": row(0.5, 0.48)}
+    monkeypatch.setattr(evaluated, "_score", lambda *_: (scored, of_tasks))
+    records = {seed: SimpleNamespace(folder=f"run-{seed}") for seed in (0, 1)}
+    made_up = {"scale": "tiny", "seeds": (0, 1), "records": {"b": {"lime": records}}}
+    part = evaluated.leave_out(get_artefact("table4"), ["MultiRC", "WiC", "WNLI"])
+    copa, qnli, average = part.observe(Observing(**made_up, out=tmp_path))
+    assert (qnli.chance, copa.chance) == (0.55, 0.5)
+    assert average.chance == pytest.approx(0.525) and average.by_seed[0] == pytest.approx(0.575)
+
+
+def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):
+    slower = iter(range(1, 9))  # A machine that is busier in each repeat.
+
+    def measure(models, shape, repeats):
+        seconds = dict(zip(("plain", "lime", "hyper_connections"), (1.0, 1.1, 1.5), strict=True))
+        busy = next(slower)
+        return {
+            arm: Measurement(
+                seconds=busy * of_arm, low=0, high=0, peak=None if arm == "lime" else 10**6
+            )
+            for arm, of_arm in seconds.items()
+        }
+
+    monkeypatch.setattr(costs, "measure", measure)
+    made_up = Observing(scale="tiny", seeds=(0, 1), records={}, out=tmp_path)
+    observed = {(o.quantity, o.arm): o for o in get_artefact("table9").observe(made_up)}
+    more_time = observed["time above plain, grouped queries, eager", "lime"]
+    assert more_time.by_seed == pytest.approx({0: 0.1, 1: 0.1})
+    seconds = observed["seconds of a step, grouped queries, eager", "lime"]
+    assert seconds.by_seed == pytest.approx({0: 1.1, 1: 2.2})
+    # What the system does not say has no row.
+    assert {arm for quantity, arm in observed if "peak" in quantity} == {
+        *("plain", "hyper_connections")
+    }
