@@ -4,7 +4,7 @@ The same encoder is trained twice, with memory and without. By default it is a t
 weights, on records that the script makes up; all takes some ten seconds on one CPU core.
 
     python examples/encoders.py --model roberta
-    python examples/encoders.py --model path/to/bert --data train.tsv --validation dev.tsv
+    python examples/encoders.py --model path/to/bert --lr 5e-5 --data qnli_train.tsv
 """
 
 import argparse

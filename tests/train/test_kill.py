@@ -107,7 +107,6 @@ def test_killed_again_and_again_it_ends_alike(processes, kills, tmp_path):
     assert_same_end(folder, RunFolder(tmp_path / "whole"))
 
 
-@pytest.mark.slow
 def test_a_job_about_to_end_saves_and_ends_well(tmp_path):
     """As srun starts processes, without torchrun: each gets the signal, and all end with 0."""
     run = a_run(tmp_path, max_steps=5000, eval_every=5000, save_every=5000)

@@ -1,8 +1,8 @@
 """Devices as data: what a card computes, holds and moves in a second, from the makers' sheets.
 
 FLOPs are dense bfloat16 with sums in float32; sheets of Hopper and Blackwell cards print twice
-these figures, for sparse matrices. Cards with one chip differ by up to a factor of two. Bandwidths
-of links are those of one direction, of one card. The network is not the card's: it is that of the
+these figures, for sparse matrices. Cards with one chip differ by up to a factor of two. Links
+are those of one direction, of one card. The network is not the card's: it is that of the
 maker's own server with eight of them, or where there is none an assumption, marked so.
 """
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One card: peak FLOPs, bytes of memory, and bytes a second of memory, links and network."""
+    """One card: peak FLOPs, bytes of memory, and bytes a second of links and network."""
 
     flops: float
     memory: float
-    bandwidth: float
     link: float
     """To the other cards of one machine."""
     network: float
@@ -35,7 +34,6 @@ DEVICES = {
     "a100-40gb": Device(
         flops=312e12,
         memory=40e9,
-        bandwidth=1.555e12,
         link=300e9,
         network=200 * _GBIT,
         cuda_names=("NVIDIA A100-SXM4-40GB",),
@@ -44,7 +42,6 @@ DEVICES = {
     "a100-80gb": Device(
         flops=312e12,
         memory=80e9,
-        bandwidth=2.039e12,
         link=300e9,
         network=200 * _GBIT,
         cuda_names=("NVIDIA A100-SXM4-80GB",),
@@ -53,7 +50,6 @@ DEVICES = {
     "a100-40gb-pcie": Device(
         flops=312e12,
         memory=40e9,
-        bandwidth=1.555e12,
         link=_PCIE_4,
         network=100 * _GBIT,
         cuda_names=("NVIDIA A100-PCIE-40GB",),
@@ -62,7 +58,6 @@ DEVICES = {
     "a100-80gb-pcie": Device(
         flops=312e12,
         memory=80e9,
-        bandwidth=1.935e12,
         link=_PCIE_4,
         network=100 * _GBIT,
         cuda_names=("NVIDIA A100 80GB PCIe",),
@@ -71,7 +66,6 @@ DEVICES = {
     "h100": Device(
         flops=989e12,
         memory=80e9,
-        bandwidth=3.35e12,
         link=450e9,
         network=400 * _GBIT,
         cuda_names=("NVIDIA H100 80GB HBM3",),
@@ -80,7 +74,6 @@ DEVICES = {
     "h100-pcie": Device(
         flops=756e12,
         memory=80e9,
-        bandwidth=2.0e12,
         link=_PCIE_5,
         network=200 * _GBIT,
         cuda_names=("NVIDIA H100 PCIe",),
@@ -89,7 +82,6 @@ DEVICES = {
     "h100-nvl": Device(
         flops=835e12,
         memory=94e9,
-        bandwidth=3.9e12,
         link=_PCIE_5,
         network=200 * _GBIT,
         cuda_names=("NVIDIA H100 NVL",),
@@ -98,7 +90,6 @@ DEVICES = {
     "h200": Device(
         flops=989e12,
         memory=141e9,
-        bandwidth=4.8e12,
         link=450e9,
         network=400 * _GBIT,
         cuda_names=("NVIDIA H200",),
@@ -107,7 +98,6 @@ DEVICES = {
     "h200-nvl": Device(
         flops=835e12,
         memory=141e9,
-        bandwidth=4.8e12,
         link=_PCIE_5,
         network=200 * _GBIT,
         cuda_names=("NVIDIA H200 NVL",),
@@ -116,7 +106,6 @@ DEVICES = {
     "b200": Device(
         flops=2250e12,
         memory=180e9,
-        bandwidth=8.0e12,
         link=900e9,
         network=400 * _GBIT,
         cuda_names=("NVIDIA B200",),
@@ -125,7 +114,6 @@ DEVICES = {
     "l40s": Device(
         flops=362e12,
         memory=48e9,
-        bandwidth=864e9,
         link=_PCIE_4,
         network=100 * _GBIT,
         cuda_names=("NVIDIA L40S",),
@@ -134,7 +122,6 @@ DEVICES = {
     "rtx4090": Device(
         flops=165e12,
         memory=24e9,
-        bandwidth=1.008e12,
         link=_PCIE_4,
         network=10 * _GBIT,
         cuda_names=("NVIDIA GeForce RTX 4090",),

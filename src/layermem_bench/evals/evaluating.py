@@ -22,10 +22,8 @@ from layermem_bench.results.files import to_json
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.tasks.registry import all_tasks
 
-Runs = Mapping[str, tuple[Run, RunFolder]]
-"""Name of each model to the run that trained it."""
-Arms = dict[str, tuple[str, ...]]
-"""Name of each arm to its models, by seed."""
+Group = Callable[[Mapping[str, tuple[Run, RunFolder]]], dict[str, tuple[str, ...]]]
+"""Returns the models of each arm, by seed, given each model's run."""
 Measure = Callable[[Sequence[Checkpoint], Sequence[str], EvalOptions, Tell], Part]
 _LOSSES, _GRAMMAR = "ppl=FILE", "blimp=DIR"
 _PROBLEMS, _BENCHMARKS = "a run's task", "evaluation tasks"
@@ -45,12 +43,12 @@ def evaluate_checkpoints(
     *,
     command: str = "",
     tell: Tell = lambda what, done, total: None,
-    group: Callable[[Runs], Arms] = lambda runs: {},
+    group: Group = lambda runs: {},
 ) -> EvalResult:
     """Measure checkpoints; return the result, written to eval.json in ``out``.
 
-    A checkpoint is a run folder, the folder of a saved model or a hub name. ``group`` returns the
-    models of each arm, where all are runs; without it there are no means over seeds.
+    A checkpoint is a run folder, the folder of a saved model or a hub name. ``group`` is asked if
+    all are runs; without it there are no means over seeds.
     """
     by_kind = _tasks_by_kind(checkpoints, options)
     opened = open_checkpoints(checkpoints, one_vocabulary=False)

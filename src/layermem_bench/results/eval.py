@@ -16,14 +16,13 @@ class EvalOptions:
 
     tasks: tuple[str, ...] = ()
     """ppl=FILE: loss and bits per byte of a file, a folder or a dataset; blimp=DIR: BLiMP's minimal
-    pairs; the name of a task that runs were trained on (arithmetic); evaluation tasks by name,
-    "paper" (all of the paper's) or a definition (my.yaml), as `layermem list evals` shows them."""
+    pairs; the name of a task that runs were trained on (arithmetic); evaluation tasks by name, or
+    "paper" (all of the paper's), as `layermem list evals` shows them."""
     limit: int | None = number(None, at_least(1))
     """The first documents of each text, pairs of each paradigm, problems or items of each task;
     None: all, of tasks that runs were trained on 10,000, or those of the training set."""
     batch_size: int | None = number(None, at_least(1))
-    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (of tasks that runs
-    were trained on 256)."""
+    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (problems: 256)."""
     field: str = "text"
     """Of ppl: field of the text, in JSON lines and Parquet."""
     context: int | None = number(None, at_least(1))
@@ -32,29 +31,28 @@ class EvalOptions:
     stride: int | None = number(None, at_least(1))
     """Of ppl: tokens by which windows of a long document are apart; None: half of the context."""
     ablate: bool = False
-    """Of ppl: also measure the loss without what routers read of keys and of values, from the first
-    layer and from other earlier layers; every group takes as long as the whole model."""
+    """Of ppl: also measure the loss without what routers read from the first layer, and from other
+    earlier layers; every group of weights takes as long as the whole model."""
     probe: int | None = number(None, at_least(1))
-    """Of blimp: pairs of each paradigm by which linear probes are fitted to every layer's
-    representations of the sentences; None: no probe."""
+    """Of blimp: pairs of each paradigm by which linear probes are fitted to every layer; None: no
+    probe."""
     split: Literal["train", "validation", "test"] = "test"
-    """Of tasks that runs were trained on: split of the problems; "train": what was trained on."""
+    """Of a run's task: split of the problems; "train": what was trained on."""
     seed: int | None = number(None, at_least(0))
-    """Of these: seed of the problems; None: the run's."""
+    """Of a run's task: seed of the problems; None: the run's."""
     task_options: tuple[str, ...] = ()
-    """Of these: options of the task, each NAME=VALUE, added to the run's."""
+    """Of a run's task: options of the task, each NAME=VALUE, added to the run's."""
     shots: int = number(3, at_least(0))
     """Of evaluation tasks: few-shot examples before each item."""
     seeds: int = number(5, at_least(1))
-    """Of these: seeds by which few-shot examples are drawn: 0, 1, ... Without shots one is
-    enough."""
+    """Of evaluation tasks: seeds by which few-shot examples are drawn: 0, 1, ..."""
     records: tuple[str, ...] = ()
-    """Of these: folders of records; a task without any is fetched from the hub."""
+    """Of evaluation tasks: folders of records; a task without any is fetched from the hub."""
     truncate: bool = False
-    """Of these: cut the start of prompts that are longer than the model reads, and say how many;
-    without it they are refused."""
+    """Of evaluation tasks: cut the start of prompts that are longer than the model reads, and say
+    how many; without it they are refused."""
     max_length: int | None = number(None, at_least(1))
-    """Of these: tokens that a model is given at most; None: as many as it can read."""
+    """Of evaluation tasks: tokens that a model is given at most; None: as many as it can read."""
 
 
 @dataclass(frozen=True, kw_only=True)
