@@ -172,7 +172,7 @@ def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_pat
     second = push()
     assert recorded_about(begun("second"))["weights"] == second
     # Seeds that start from two commits are not compared.
-    with pytest.raises(ValueError, match="org/base"):
+    with pytest.raises(ValueError, match="weights of org/base"):
         check_comparable([run, RunFolder(tmp_path / "second")])
     # Nor does a run go on from another commit than it began with.
     run.final.rename(tmp_path / "elsewhere")
