@@ -1,15 +1,9 @@
 """Models of transformers that a run goes on training: loaded, attached, with what they train.
 
-A model for records has a head: what lies outside of the base model, the pooler, and any weight that
-the checkpoint lacks. It always trains; where it is new, its weights come from the run's seed. The
-control without memory is LoRA on the projections to keys and values.
+The control without memory is LoRA on the projections to keys and values.
 """
 
 import importlib.util
-import json
-import logging
-from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,35 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from layermem.models.hub import find_commit, set_commit
-from layermem.models.pretrained import check_path, naming_source, without_loading_report
+from layermem.models.pretrained import check_path, naming_source
 from layermem.retrofit import attach, loading, trainable
-from layermem.retrofit.attached_config import AttachedConfig
 from layermem.retrofit.attachment import DEFAULTS, has_memory
 from layermem.retrofit.hosts import find_host, measure
 from layermem_bench.analysis.checkpoints import check_causal
 from layermem_bench.config.run import Host, Run
 
-logger = logging.getLogger(__name__)
 # The fields of ``Host`` that an argument of ``attach`` has another name for.
 _OPTIONS = {"router": "memory"}
-
-
-def load_host_config(run: Run) -> Any:
-    """Return the config of the pretrained model, or that of a file for random weights."""
-    file = run.records.from_config
-    if file is None:
-        check_path(str(run.host.model))
-        config = AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
-        # That of an attached model has its host's.
-        return getattr(config, "host", config)
-    try:
-        fields = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-        return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{file} is no config of a model of transformers, a JSON object with model_type and "
-            f"sizes ({type(error).__name__}: {error})"
-        ) from error
 
 
 def load_host(run: Run) -> Any:
@@ -95,43 +69,6 @@ def _check_loss(model: Any) -> None:
             f"the loss of {type(model).__name__} is that of the tokens it is given: trained by it, "
             "a model learns to copy its input. Name a decoder whose loss is of the next token"
         )
-
-
-def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
-    """Return the model of a run on records, in float32, with the parameters that it trains;
-    ``auto_class``: the class of transformers with the head."""
-    host, location = run.host, str(run.host.model)
-    options: dict[str, Any] = {"config": config, "dtype": torch.float32}
-    missing: Collection[str] = ()
-    whole = _WholeBase(auto_class)
-    has_memory = run.records.from_config is None and loading.is_attached(location)
-    if run.records.from_config is not None:
-        logger.info("%s: random weights, of seed %d", run.records.from_config, run.seed)
-        model: Any = auto_class.from_config(**options)
-    elif has_memory:
-        _check_same_memory(location, host)
-        memory = loading.saved_memory(location)
-        options["config"] = AttachedConfig(host=config, layer_memory=memory)
-        model, info = loading.load_attached(
-            location, auto_class=whole, output_loading_info=True, **options
-        )
-        missing = info["missing_keys"]
-    else:
-        commit = find_commit(location, revision=host.revision)
-        options |= {"revision": commit or host.revision or "main", "output_loading_info": True}
-        with without_loading_report(), naming_source(location):
-            model, info = whole.from_pretrained(location, **options)
-        missing = info["missing_keys"]
-        set_commit(model.config, commit)
-        _refuse_memory_of_hub(model, location)
-    _check_missing(model, missing, location)
-    if host.memory != "none" and not has_memory:
-        attach(model, **_asked(host))
-    _choose_trained(model, host)
-    for name, parameter in model.named_parameters():
-        if _is_head(name, model.base_model_prefix):
-            parameter.requires_grad_(True)
-    return model
 
 
 def _choose_trained(model: Any, host: Host) -> None:
