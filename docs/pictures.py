@@ -205,7 +205,25 @@ def caches(record: str, text: str) -> str:
         if line.mean is not None
     }
     across = "bytes of the cache for a token, in bfloat16"
-    svg = figures.against(points, across=across, up=LOSS)
+    styles = figures.styles_of(points)
+    room = 0.02 * max(x for x, _ in points.values())
+
+    def draw(axes: Axes) -> None:
+        for arm, (x, loss) in points.items():
+            # Points of one place stand side by side.
+            beside = [other for other, (place, _) in points.items() if place == x]
+            x += room * (beside.index(arm) - (len(beside) - 1) / 2)
+            colour, _, marker = figures.STYLES[styles[arm]]
+            axes.errorbar(
+                x, loss.mean, loss.half, color=colour, marker=marker, ls="none", capsize=3
+            )
+            axes.containers[-1].set_label(figures.escape_label(arm))
+        axes.set(xlabel=across, ylabel=LOSS)
+        axes.set_xlim(left=0)
+        # Below, where no interval can lie behind it.
+        figures.legend(axes, below=True)
+
+    svg = figures.drawing(draw, (6.0, 3.2))
     said = (f"{arm}: {x:.0f} bytes, {format_interval(y, False)}" for arm, (x, y) in points.items())
     title = f"Validation loss on {text} against the bytes of the cache, with 95% intervals"
     return figures.on_own_ground(svg, title, "; ".join(said))

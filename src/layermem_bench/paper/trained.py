@@ -30,7 +30,6 @@ from layermem_bench.results.study import (
     RIGHT_ANSWERS,
     Claim,
     Direction,
-    Drawing,
     PaperNumber,
     Scale,
 )
@@ -55,9 +54,6 @@ _TRAINING_LOSS = (
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
 _SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
 _SAVED_TOKENS = "tokens saved on the way to the higher last loss"
-_BY_FLOPS, _BY_TOKENS = (
-    Drawing(kind="curves", across=across, up=LOSS) for across in ("flops", "tokens")
-)
 
 
 def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
@@ -245,7 +241,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", _PERPLEXITY),
             *claims_of_lime("higher", _SAVED_FLOPS),
         ),
-        drawings=lambda scale: (_BY_FLOPS,),
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
@@ -279,7 +274,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", LOSS),
             *claims_of_lime("higher", _SAVED_TOKENS),
         ),
-        drawings=lambda scale: (_BY_TOKENS,),
         notes=(_TRAINING_LOSS, "The figure prints no numbers."),
     ),
     "fig11": on_text(
@@ -293,7 +287,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", _PERPLEXITY),
             *claims_of_lime("higher", _SAVED_FLOPS, _SAVED_TOKENS),
         ),
-        drawings=lambda scale: (_BY_FLOPS, _BY_TOKENS),
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
@@ -349,7 +342,6 @@ ARTEFACTS = {
             "section 5.3.1", {(RIGHT_ANSWERS, "plain"): 0.694, (RIGHT_ANSWERS, "lime"): 0.778}
         ),
         claims=lambda scale: claims_of_lime("higher", RIGHT_ANSWERS),
-        drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
         needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
         notes=(
             "Scales tiny and small start from new weights; where both arms are at chance nothing "

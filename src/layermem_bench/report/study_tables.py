@@ -1,4 +1,4 @@
-"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs.
+"""Tables of a study: arms side by side, shapes, ranks, rates, runs.
 
 Each is a list of columns over the lines of a comparison, or over what else was recorded.
 """
@@ -15,7 +15,7 @@ from layermem_bench.report.numbers import (
     format_pairs,
     looks_note,
 )
-from layermem_bench.report.page import Cell, Columns, Link, Table
+from layermem_bench.report.page import Columns, Link, Table
 from layermem_bench.results.comparing import Line, compare, lines_of
 from layermem_bench.results.ranks import RankCorrelation, rank_correlations
 from layermem_bench.results.study import (
@@ -53,7 +53,11 @@ _RUNS = (
     "of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW repeats a "
     "run."
 )
-_DIFFER = " Not all of them were made with the same versions and machine."
+_RATES = (
+    "Each arm's learning rate, with its weight decay and that of the parameters that it adds (own) "
+    "where these were tried, was chosen on a seed that is in no other table. Beyond the lowest or "
+    "the highest a better one may lie."
+)
 # Columns that a page alone has room for.
 _WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
 
@@ -101,8 +105,7 @@ def arms_table(
     caption += looks_note(condition.looks)
     if prices and board.steps:
         caption += f" Time and memory of a step: over the first arm's, on {board.steps.machine}."
-    made = Table.of_columns(cells, caption.strip())
-    return replace(made, least=("memory", "time", "parameters", "steps", "learning rate"))
+    return Table.of_columns(cells, caption.strip())
 
 
 def _compared(
@@ -194,19 +197,6 @@ def run_mark(run: RunRecord) -> str:
     return f"run-{run.run_id}"
 
 
-def levels_tables(result: StudyResult, board: Board, condition: Condition) -> Iterator[Table]:
-    """Yield right answers by level of the problems (operands, steps): a column for each level."""
-    runs = result.of(board.name, condition.name)
-    by_kind: dict[str, dict[str, list[Cell]]] = {}
-    for name in result.metrics_of(board.name, condition.name):
-        if BY_LEVEL in name:
-            kind, _, level = name.rpartition(": ")
-            columns = by_kind.setdefault(kind, {kind: [arm.name for arm in condition.arms]})
-            lines = {line.arm: line for line in lines_of(result, board, condition, name)}
-            columns[level] = [_mean(lines[a.name], name, True, "", runs) for a in condition.arms]
-    yield from map(Table.of_columns, by_kind.values())
-
-
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
     """Yield wide against deep: all arms and shapes of a preset, at equal parameters."""
     by_preset: dict[str, list[tuple[Board, Condition]]] = {}
@@ -249,9 +239,7 @@ def ranks_table(result: StudyResult) -> Table | None:
 
 
 def rates_table(board: Board) -> Table:
-    """Return a table of each arm's loss, or right answers, at each learning rate it tried."""
-    tried = board.tried
-    what = "right answers" if any(each.right for each in tried) else "validation loss"
+    """Return a table of each arm's loss at each learning rate it tried."""
 
     def arm(each: TriedRates) -> str:
         return each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
@@ -260,20 +248,21 @@ def rates_table(board: Board) -> Table:
         own = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
         return "" if each.chosen is None else f"{each.chosen:g}{own}"
 
-    rates = dict.fromkeys(rate for each in tried for rate in each.rates)
+    def loss(rate: float, each: TriedRates) -> str:
+        if rate not in each.rates:
+            return ""
+        place = each.rates.index(rate)
+        value = each.losses[place]
+        shown = "diverged" if value is None else format_number(value, False)
+        return f"{shown} (own {each.own_rates[place]:g})" if each.own_rates else shown
+
+    rates = dict.fromkeys(rate for each in board.tried for rate in each.rates)
     columns: Columns[TriedRates] = {
-        f"{board.name}: {what} at learning rate": arm,
-        **{f"{rate:g}": partial(_outcome, rate=rate) for rate in rates},
+        f"{board.name}: validation loss at learning rate": arm,
+        **{f"{rate:g}": partial(loss, rate) for rate in rates},
         "chosen": chosen,
     }
-    at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
-    return Table.over(
-        tried,
-        columns,
-        "Each arm's learning rate, with its weight decay and that of the parameters that it adds "
-        "(own) where these were tried, was chosen on a seed that is in no other table."
-        + (at_end and f" A better learning rate may lie beyond those tried: {at_end}."),
-    )
+    return Table.over(board.tried, columns, _RATES)
 
 
 def end_of_range(tried: TriedRates) -> str:
@@ -287,15 +276,6 @@ def end_of_range(tried: TriedRates) -> str:
         if len(set(rates)) > 1 and chosen in (min(rates), max(rates)):
             ends.append(f"{'lowest' if chosen == min(rates) else 'highest'}{what}")
     return " and the ".join(ends)
-
-
-def _outcome(tried: TriedRates, rate: float) -> str:
-    if rate not in tried.rates:
-        return ""
-    place = tried.rates.index(rate)
-    value = (tried.right or tried.losses)[place]
-    shown = "diverged" if value is None else format_number(value, bool(tried.right))
-    return f"{shown} (own {tried.own_rates[place]:g})" if tried.own_rates else shown
 
 
 def runs_table(result: StudyResult) -> Table:
@@ -314,11 +294,5 @@ def runs_table(result: StudyResult) -> Table:
         "tokens/s": lambda r: f"{r.tokens_per_second:,.0f}" if r.tokens_per_second else "",
         "made with": made_with,
     }
-    # Runs that chose a rate keep nothing of this, nor do those that have not begun.
-    code = {
-        (made_with(run), run.about.get("sources"), run.about.get("plugins"))
-        for run in result.runs
-        if made_with(run)
-    }
-    made = Table.over(result.runs, columns, _RUNS + (_DIFFER if len(code) > 1 else ""))
+    made = Table.over(result.runs, columns, _RUNS)
     return replace(made, marks=[run_mark(run) for run in result.runs])
