@@ -65,7 +65,7 @@ KINDS: Mapping[str, Sequence[str]] = {
 _LEFT_OUT = ("each seed", "where")
 # Of a wider table these columns are left out too, in this order, until the others fit.
 _COLUMNS = 6
-_FIRST_LEFT_OUT = ("seeds to settle it", "", "memory", "parameters", "learning rate", "time")
+_FIRST_LEFT_OUT = ("seeds to settle it", "", "parameters", "learning rate", "time")
 _NAMES = r"[\w-]+(?: \+ [\w-]+)*"
 _PLACE = re.compile(rf"(?m)^<!-- (?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 Rows = list[list[str]]

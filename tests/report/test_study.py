@@ -19,7 +19,6 @@ from layermem_bench.report.study_tables import (
     shapes_tables,
 )
 from layermem_bench.results.study import (
-    MeasuredMemory,
     MeasuredSteps,
     SettingCosts,
     TriedRates,
@@ -258,17 +257,12 @@ def test_what_a_step_takes_stands_beside_the_arms():
     steps = MeasuredSteps(
         machine="a cpu", base="", rounds=3, seconds={}, ratios={"plain": 1.0, "lime": 1.25}
     )
-    memory = MeasuredMemory(machine="a cpu", base="", peaks={"plain": 100, "lime": 110})
-    result = a_comparison(values, conditions=("time", "parameters"))
-    result = of_board(result, steps=steps, memory=memory)
+    result = of_board(a_comparison(values, conditions=("time", "parameters")), steps=steps)
     rows, table = rows_of(result, "validation loss")
-    assert [(r["time"], r["memory"]) for r in rows.values()] == [("1.25", "1.10"), ("1.00", "1.00")]
+    assert [row["time"] for row in rows.values()] == ["1.25", "1.00"]
     assert table.caption.endswith("on a cpu.")
     # At equal parameters models are others than those that were measured.
-    _, parameters = rows_of(result, "validation loss", condition=1)
-    assert not {"time", "memory"} & set(parameters.header)
-    unknown = of_board(result, memory=replace(memory, peaks={"plain": None, "lime": None}))
-    assert "memory" not in rows_of(unknown, "validation loss")[1].header
+    assert "time" not in rows_of(result, "validation loss", condition=1)[1].header
 
 
 def test_runs_have_a_table_of_what_they_were_made_with():

@@ -3,7 +3,7 @@
 Each is a list of columns over the lines of a comparison, or over what else was recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from layermem_bench.report.numbers import (
     format_pairs,
     looks_note,
 )
-from layermem_bench.report.page import Columns, Link, Table
+from layermem_bench.report.page import Cell, Columns, Link, Table
 from layermem_bench.results.comparing import Line, compare, lines_of
 from layermem_bench.results.ranks import RankCorrelation, rank_correlations
 from layermem_bench.results.study import (
@@ -85,8 +85,12 @@ def arms_table(
     """
     lines, of = lines_of(result, board, condition, metric), result.metric(metric)
     title, runs = title_of(board, condition), result.of(board.name, condition.name)
-    facts, prices = _facts(board, condition), _prices(board, condition)
-    columns = {**_compared(title, metric, of, lines, condition.arms, runs, facts), **prices}
+    facts = _facts(board, condition)
+    columns = _compared(title, metric, of, lines, condition.arms, runs, facts)
+    # At equal parameters models are others than those that were measured.
+    steps = board.steps if condition.name != "parameters" else None
+    if steps is not None:
+        columns["time"] = lambda line: f"{steps.ratios[line.arm]:.2f}"
     cells = {name: [write(line) for line in lines] for name, write in columns.items()}
     alike = {name: str(cells[name][0]) for name in facts if len(set(map(str, cells[name]))) == 1}
     dropped = {*alike, *(_WIDE if narrow else ())}
@@ -103,8 +107,8 @@ def arms_table(
     caption += f" All arms: {common}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
     caption += looks_note(condition.looks)
-    if prices and board.steps:
-        caption += f" Time and memory of a step: over the first arm's, on {board.steps.machine}."
+    if steps is not None:
+        caption += f" Time: of a step, over the first arm's, on {steps.machine}."
     return Table.of_columns(cells, caption.strip())
 
 
@@ -116,7 +120,7 @@ def _compared(
     arms: Sequence[Arm],
     runs: Sequence[RunRecord] = (),
     facts: Columns[Line] = MappingProxyType({}),
-) -> Columns[Line]:
+) -> dict[str, Callable[[Line], Cell]]:
     """Return the columns of a comparison; ``facts``: those that stand before its values."""
     seeds = {seed for line in lines for seed in (*line.by_seed, *line.missing)}
     notes = {arm.name: arm.note for arm in arms}
@@ -148,21 +152,6 @@ def _facts(board: Board, condition: Condition) -> Columns[Line]:
         "mlp": lambda line: str(arms[line.arm].width_of_mlp or ""),
         "parameters": lambda x: f"{count:,}" if (count := arms[x.arm].parameters) else "",
     }
-
-
-def _prices(board: Board, condition: Condition) -> Columns[Line]:
-    """Return the columns of what a step takes of the first arm's; at equal parameters models are
-    others than those that were measured."""
-    if board.steps is None or condition.name == "parameters":
-        return {}
-    ratios, peaks = board.steps.ratios, board.memory.peaks if board.memory else {}
-    first = peaks.get(condition.arms[0].name)
-
-    def memory(line: Line) -> str:
-        peak = peaks.get(line.arm)
-        return f"{peak / first:.2f}" if peak and first else ""
-
-    return {"time": lambda line: f"{ratios[line.arm]:.2f}", "memory": memory}
 
 
 def _mean(line: Line, name: str, is_share: bool, note: str, runs: Sequence[RunRecord]) -> str:
@@ -215,9 +204,7 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
         metric = result.metric(name)
         lines = compare(values, result.seeds, metric.better, max(1, len(looks)))
         title = f"{preset}, arms and shapes, equal parameters"
-        columns = dict(
-            _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
-        )
+        columns = _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
         del columns["each seed"], columns["seeds to settle it"]
         if len(shapes) > 1:
             yield Table.over(lines, columns, INTERVALS + _BEST + looks_note(looks)), lines, metric
@@ -231,7 +218,7 @@ def ranks_table(result: StudyResult) -> Table | None:
         "boards": lambda each: " and ".join(each.boards),
         "arms": lambda each: str(each.arms),
         "rank correlation": lambda each: f"{each.value:.2f}",
-        "95% interval": lambda x: no_interval if x.low is None else f"{x.low:.2f} to {x.high:.2f}",
+        "95% interval": lambda x: "{:.2f} to {:.2f}".format(*x.ends) if x.ends else no_interval,
         "if they rank alike": lambda x: unsaid if x.if_alike is None else f"above {x.if_alike:.2f}",
     }
     pairs = rank_correlations(result)
