@@ -1,10 +1,8 @@
-"""The page about an analysis, its table on the screen, and its figure as a file."""
+"""The page about an analysis, and its table on the screen."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from layermem_bench.report import figures
 from layermem_bench.report.depth import mixtures_section, panels, routing_section
@@ -114,35 +112,7 @@ def table(analysis: Analysis) -> Table:
     return Table.of_columns(columns, "Of the values that attention reads.")
 
 
-def draw(analysis: Analysis, path: Path) -> None:
-    """Draw entropy, the paper's probe, the last layer's layout of each model and what its routers
-    read into one file."""
-    words = analysis.options.words or ()
-    plots = [
-        _curves(analysis, "entropy", "routed", "entropy of values (nats)"),
-        _curves(analysis, "paper probe", "routed", f"accuracy for {', '.join(words)}"),
-    ]
-    for name, model in analysis.models.items():
-        last = max(model.layout.layers)
-        points = figures.scatter(model.layout.layers[last], model.layout.labels, words)
-        plots.append(_titled(points, f"{name}, layer {last}"))
-    for name, model in analysis.models.items():
-        read = model.routing and (model.routing.parts or {"": model.routing.heatmap})
-        for part, shares in (read or {}).items():
-            plot = figures.triangle(np.array(shares), across="source layer", up="layer")
-            plots.append(_titled(plot, f"{name}, {f'{part}s' if part else 'keys and values'}"))
-    figures.save(plots, path)
-
-
-def _titled(plot: figures.Plot, title: str) -> figures.Plot:
-    def titled(axes: Axes) -> None:
-        plot(axes)
-        axes.set_title(title, fontsize=10)
-
-    return titled
-
-
-def _curves(analysis: Analysis, measure: str, kind: Representation, up: str) -> figures.Plot:
+def curves(analysis: Analysis, measure: str, kind: Representation, up: str) -> figures.Plot:
     """Return a plot of a line for each model, in a band of one standard deviation."""
     series, bands = {}, {}
     for name, model in analysis.models.items():
@@ -160,7 +130,7 @@ def _curves_section(title: str, paragraph: str, analysis: Analysis) -> Section:
     for measure in (m for m in _MEASURES if (m == "entropy") == is_entropy):
         for kind, name in _REPRESENTATIONS.items():
             up = "entropy (nats)" if is_entropy else "accuracy"
-            svg = figures.drawing(_curves(analysis, measure, kind, up))
+            svg = figures.drawing(curves(analysis, measure, kind, up))
             caption = f"{measure.capitalize()} of {name}; bands: one standard deviation."
             shown.append(Figure(svg=svg, caption=caption))
     return Section(title=title, paragraphs=[paragraph], figures=shown)

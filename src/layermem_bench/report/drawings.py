@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from layermem_bench.report import figures
 from layermem_bench.report.page import Figure
@@ -54,20 +53,6 @@ def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
                 caption += f" Nothing is recorded of: {', '.join(without)}."
             plot = figures.curves(series, across=title, up=up, scale=scale, bands=bands)
             yield Figure(svg=figures.drawing(plot), caption=caption)
-
-
-def draw_curves(result: StudyResult, out: Path) -> None:
-    """Draw validation losses, board by board, into a file (svg, png, pdf)."""
-    figures.check(out)
-    plots = []
-    for board in result.boards:
-        series, bands = curves_of_arms(_validations(result, board), "tokens", "val_loss")
-        across = f"tokens, {board.name}" if len(result.boards) > 1 else "tokens"
-        if series:
-            plots.append(figures.curves(series, across=across, up="validation loss", bands=bands))
-    if not plots:
-        raise ValueError("the runs hold no validation yet: there is nothing to draw")
-    figures.save(plots, out, size=(7.0, 4.0))
 
 
 def _validations(result: StudyResult, board: Board) -> dict[str, list[tuple[Validation, ...]]]:

@@ -1,7 +1,7 @@
 """Figures as inline SVG, with text and lines in the colour of the page, light or dark.
 
 A ``Plot`` draws into axes: ``curves``, ``scatter`` and ``triangle`` make some. ``drawing`` returns
-the svg element of one, and ``save`` writes several into a file.
+the svg element of one.
 """
 
 import hashlib
@@ -11,9 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
-from xml.sax.saxutils import escape
 
 import matplotlib
 import numpy as np
@@ -44,8 +42,6 @@ Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
 Scale = Literal["number", "share"]
 """Labels of the y axis: plain numbers, or percent from 0% to 100%."""
-# Plots in a row of a file: two fill the column of a page.
-_ACROSS = 2
 # Characters of a line of a label at the left.
 _LABEL = 34
 # What a legend within the axes has room for: names, and characters of the longest.
@@ -56,11 +52,7 @@ _LINE_BELOW, _HALF_LINE_BELOW = 96, 48
 _MOST_TICKS = 12
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 INK = "#010203"
-_GROUNDS = (
-    "<style>svg{background:#ffffff;color:#1a2b3c}"
-    "@media(prefers-color-scheme:dark){svg{background:#1e2129;color:#dde3ea}}</style>"
-)
-_RC = {
+RC = {
     "svg.hashsalt": "layermem",
     "svg.fonttype": "none",
     "text.color": INK,
@@ -92,16 +84,17 @@ def styles_of(names: Iterable[str]) -> dict[str, int]:
 
 def drawing(plot: Plot, size: tuple[float, float] = (6.0, 3.4), *, spines: bool = False) -> str:
     """Return what is plotted as an svg element of ``size`` in inches."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         plot(axes)
         if not spines:
             axes.spines[["top", "right"]].set_visible(False)
-        return _in_ink_of_the_page(figure)
+        return in_ink_of_the_page(figure)
 
 
-def _in_ink_of_the_page(figure: Figure) -> str:
+def in_ink_of_the_page(figure: Figure) -> str:
+    """Return a figure that was made with ``RC`` as an svg element in the colour of its page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
@@ -111,39 +104,6 @@ def _in_ink_of_the_page(figure: Figure) -> str:
     prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
-
-
-def check(path: Path) -> None:
-    """Raise unless a file's suffix is that of a kind of figure."""
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"the file of a figure must end in .svg, .png or .pdf, got {path}")
-
-
-def save(plots: Sequence[Plot], path: Path, size: tuple[float, float] = (3.4, 3.1)) -> None:
-    """Draw into a file, a few in a row; its suffix (svg, png, pdf) decides the format."""
-    is_svg = path.suffix == ".svg"
-    with matplotlib.rc_context({**(_RC if is_svg else {}), "font.size": 9}):
-        across = min(len(plots), _ACROSS)
-        down = -(-len(plots) // across)
-        figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
-        for place, plot in enumerate(plots, 1):
-            plot(figure.add_subplot(down, across, place))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if is_svg:
-            path.write_text(on_own_ground(_in_ink_of_the_page(figure)), encoding="utf-8")
-        else:
-            figure.savefig(path)
-
-
-def on_own_ground(svg: str, title: str = "", description: str = "") -> str:
-    """Return an SVG for a file of its own, with a ground for light and one for dark.
-
-    It begins with the version of matplotlib that drew it, whose releases place text differently.
-    """
-    about = f"<title>{escape(title)}</title>" if title else ""
-    about += f"<desc>{escape(description)}</desc>" if description else ""
-    start, _, rest = svg.partition(">")
-    return f"<!-- matplotlib {matplotlib.__version__} -->\n{start}>{about}{_GROUNDS}{rest}"
 
 
 def curves(
@@ -186,13 +146,10 @@ def curves(
 
 
 def legend(axes: Axes, *, below: bool = False) -> None:
-    """Name what is drawn: within the axes, or, if that is too much for the only ones, below."""
+    """Name what is drawn: within the axes, or, if that is too much, below."""
     handles, labels = axes.get_legend_handles_labels()
-    spec = axes.get_subplotspec()
-    is_alone = spec is None or spec.get_gridspec().get_geometry() == (1, 1)
     longest = max(map(len, labels), default=0)
-    is_much = len(labels) > _MOST_WITHIN or longest > _LONGEST_WITHIN
-    if not below and not (is_alone and is_much):
+    if not below and len(labels) <= _MOST_WITHIN and longest <= _LONGEST_WITHIN:
         axes.legend(frameon=False)
         return
     # In as many lines as that takes: the figure grows.
@@ -259,14 +216,14 @@ def forests(
     for values in parts.values():
         most = max((labels[name].count("\n") for name in values), default=0)
         heights.append((0.24 + 0.15 * most) * len(values))
-    with matplotlib.rc_context({**_RC, "axes.titlesize": 10}):
+    with matplotlib.rc_context({**RC, "axes.titlesize": 10}):
         size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
         figure = Figure(figsize=size, layout="constrained")
         rows = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
         for axes, (part, values) in zip(rows.flat, parts.items(), strict=True):
             draw(axes, part, values)
         axes.set_xlabel(escape_label(across))
-        return _in_ink_of_the_page(figure)
+        return in_ink_of_the_page(figure)
 
 
 def _middle_and_error(value: Interval | Ends) -> tuple[float, Any]:
