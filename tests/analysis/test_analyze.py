@@ -43,9 +43,9 @@ def runs(folder):
 
 @pytest.fixture(scope="module")
 def both(runs, folder):
-    """The folder of an analysis of both runs, by the command, with a figure."""
+    """The folder of an analysis of both runs, by the command."""
     out, text = folder / "both", folder / "words.jsonl"
-    options = ["--text", text, "--out", out, "--figure", folder / "figure.svg", "--alpha", "0.5"]
+    options = ["--text", text, "--out", out, "--alpha", "0.5"]
     cli.main(["analyze", *map(str, [runs[0], "--against", runs[1], *options, *SMALL])])
     return out
 
@@ -64,9 +64,8 @@ def analyzed(folder, name, model=None, **options):
     return read_result(Analysis, out)
 
 
-def test_two_runs_side_by_side(both, folder):
+def test_two_runs_side_by_side(both):
     analysis = read_result(Analysis, both)
-    assert (folder / "figure.svg").read_text().count("-axes_") == 5
     assert list(analysis.models) == ["lime", "plain"] and analysis.folder == str(both)
     assert analysis.command.startswith("layermem analyze ") and "--against" in analysis.command
     for name, model in analysis.models.items():
@@ -154,7 +153,6 @@ def test_a_run_on_a_task_reads_its_own_problems_for_the_tasks_words(folder):
         (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
         (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
         (["--against", "broken"], "not finite"),
-        (["--figure", "x.foo", "--against", "/nowhere"], "x.foo"),
     ],
 )
 def test_bad_options_are_refused(runs, folder, more, message):

@@ -145,4 +145,4 @@ def lines(
         for at in places:
             quantity, arm = row(line, at)
             points.append(Point(quantity=quantity, arm=arm, line=line, at=at))
-    return Drawing(kind="lines", across=across, up=up, points=tuple(points))
+    return Drawing(across=across, up=up, points=tuple(points))

@@ -30,7 +30,6 @@ from layermem_bench.results.study import (
     RIGHT_ANSWERS,
     Claim,
     Direction,
-    Drawing,
     PaperNumber,
     Scale,
 )
@@ -58,9 +57,6 @@ _SAVED = {
     for across in ("FLOPs", "tokens")
 }
 _SAVED_FLOPS, _SAVED_TOKENS = _SAVED.values()
-_BY_FLOPS, _BY_TOKENS = (
-    Drawing(kind="curves", across=across, up=LOSS) for across in ("flops", "tokens")
-)
 
 
 def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
@@ -246,7 +242,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", _PERPLEXITY),
             *claims_of_lime("higher", _SAVED_FLOPS),
         ),
-        drawings=lambda scale: (_BY_FLOPS,),
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
@@ -280,7 +275,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", LOSS),
             *claims_of_lime("higher", _SAVED_TOKENS),
         ),
-        drawings=lambda scale: (_BY_TOKENS,),
         notes=(_TRAINING_LOSS, "The figure prints no numbers."),
     ),
     "fig11": on_text(
@@ -296,7 +290,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", _PERPLEXITY),
             *claims_of_lime("higher", _SAVED_FLOPS, _SAVED_TOKENS),
         ),
-        drawings=lambda scale: (_BY_FLOPS, _BY_TOKENS),
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
@@ -352,7 +345,6 @@ ARTEFACTS = {
             "section 5.3.1", {(RIGHT_ANSWERS, "plain"): 0.694, (RIGHT_ANSWERS, "lime"): 0.778}
         ),
         claims=lambda scale: claims_of_lime("higher", RIGHT_ANSWERS),
-        drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
         needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
         notes=(
             "Scales tiny and small start from new weights; where both arms are at chance nothing "
