@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
-from layermem_bench.evals.task_records import expected_file, find_records
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import (
     NOISE,
@@ -190,9 +189,9 @@ def list_tasks(folders: Sequence[str]) -> Table:
     """Return the table of the paper's tasks, with the records of them that lie in some folders."""
     rows = []
     for task in TASKS.values():
-        files = find_records(folders, task).values()
+        files = task.find_records(folders).values()
         names = ", ".join(path.name for of_split in files for path in of_split)
-        records = names or f"none; would be {expected_file(task)}"
+        records = names or f"none; would be {task.expected_file}"
         paper = (f"{percent:.2f}" for percent in task.paper)
         rows.append([short_name(task.name), *paper, records, task.data_set or "not on the hub"])
     return Table(
