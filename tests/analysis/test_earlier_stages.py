@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import yaml
+from layermem_bench.train.learning.text import build_problem_datasets
 from recorded import record
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -29,7 +30,6 @@ from layermem_bench.data.document_hashes import SIZE, Sketch
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.tasks import prosqa
-from layermem_bench.train.learning.text import build_problem_datasets
 from layermem_bench.train.run import train
 
 TEXT = Run(preset="p", data=Data(source="books.jsonl", validation_share=0.1))
