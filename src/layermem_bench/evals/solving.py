@@ -10,10 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
-from layermem_bench.analysis.checkpoints import Checkpoint, load_final
+from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config import run as config
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.evals import Tell
@@ -257,9 +256,8 @@ def _check_not_trained_on(trained_on: config.Task, task: config.Task, split: Spl
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
     name, definition = str(task.name), get_task(str(task.name))
     problems = definition.problems(options.split, task.test, task.seed, **task.fields())
-    model = load_final(Path(checkpoint.location))
     attempts = attempt(
-        model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        load_model(checkpoint, with_head=True, dtype="auto"),
         checkpoint.tokenizer,
         definition,
         problems,

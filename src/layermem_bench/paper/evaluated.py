@@ -165,8 +165,8 @@ def _table(
         observe=partial(_observe, tasks=tasks),
         numbers=shares(table, numbers),
         claims=lambda scale: (
-            *claims_of_lime("higher", AVERAGE),
-            *claims_of_lime("higher", AVERAGE, against="hyper_connections"),
+            *claims_of_lime(higher=[AVERAGE]),
+            *claims_of_lime(higher=[AVERAGE], against="hyper_connections"),
         ),
         drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
         notes=(
