@@ -1,7 +1,6 @@
 """What analyze computes, for our models and others, and the page that it draws."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -144,25 +143,17 @@ def test_a_run_on_a_task_reads_its_own_problems_for_the_tasks_words(folder):
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "named"),
     [
         (["--words", "is", "w1"], "'is' occurs 0 times in .*words.jsonl"),
-        (["--each", "100000"], "occurs .* times in .*words.jsonl .*, 100000 were asked for"),
         (["--each", "3"], "--each"),
         (["--length", "100000"], "--length"),
-        (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
-        (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
-        (["--against", "broken"], "not finite"),
+        (["--against", "/nowhere/model"], "/nowhere/model"),
+        (["--figure", "x.foo", "--against", "/nowhere"], "x.foo"),
     ],
 )
-def test_bad_options_are_refused(runs, folder, more, message):
-    if "broken" in more:
-        model = transformers.AutoModelForCausalLM.from_pretrained(runs[0] / "final")
-        torch.nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, float("nan"))
-        model.save_pretrained(shutil.copytree(runs[0] / "final", folder / "broken"))
-        more = ["--against", str(folder / "broken")]
-    words = SMALL.index("--words")
-    small = SMALL[:words] if "--words" in more else SMALL
+def test_bad_options_are_refused(runs, folder, more, named):
+    small = SMALL[: SMALL.index("--words")] if "--words" in more else SMALL
     options = ["analyze", str(runs[0]), "--text", str(folder / "words.jsonl"), *small]
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(SystemExit, match=named):
         cli.main([*options, "--out", str(folder / "refused"), *more])

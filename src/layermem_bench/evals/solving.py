@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
-from layermem_bench.analysis.checkpoints import Checkpoint, load_final
+from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config import run as config
 from layermem_bench.evals import Tell
 from layermem_bench.evals.generation import GreedySettings, greedy, read_answers
@@ -232,7 +230,7 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
     name, definition = str(task.name), get_task(str(task.name))
     problems = _problems(task, options.split)
     attempts = attempt(
-        load_final(Path(checkpoint.location)).to("cuda" if torch.cuda.is_available() else "cpu"),
+        load_model(checkpoint, with_head=True, dtype="auto"),
         checkpoint.tokenizer,
         definition,
         problems,
@@ -262,8 +260,9 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     row = partial(Row, unit="problems")
     for name, of_models in by_level.items():
         yield row(table=right, name=name, scores={m: _right(s) for m, s in of_models.items()})
-    for name, of_models in {"all": dict(solved), **by_level}.items():
-        yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_models.items()})
+    every: dict[str, Mapping[str, Shares]] = {"all": solved, **by_level}
+    for name, of_all in every.items():
+        yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_all.items()})
 
 
 def _right(shares: Shares) -> Score:

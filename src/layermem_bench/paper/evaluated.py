@@ -165,8 +165,8 @@ def _table(
         observe=partial(_observe, tasks=tasks),
         numbers=shares(table, numbers),
         claims=lambda scale: (
-            *claims_of_lime("higher", AVERAGE),
-            *claims_of_lime("higher", AVERAGE, against="hyper_connections"),
+            *claims_of_lime(higher=[AVERAGE]),
+            *claims_of_lime(higher=[AVERAGE], against="hyper_connections"),
         ),
         notes=(
             "Models of the smaller scales are far from the paper's 1B: most tasks are at chance. "
