@@ -14,7 +14,7 @@ import pytest
 from layermem_bench.cli import main
 from layermem_bench.cli.models import Fetch
 from layermem_bench.data import fetching
-from layermem_bench.data.published_models import GGUF, PUBLISHED, Wheel
+from layermem_bench.data.fetching import GGUF, PUBLISHED, Wheel
 
 WEIGHTS = bytes(range(256)) * 8
 

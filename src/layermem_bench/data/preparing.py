@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,11 @@ logger = logging.getLogger(__name__)
 _VERSION = 4
 
 
-def write_here(shards: Shards) -> None:
-    """Write all shards in this process, one after the other."""
-    for rank in range(shards.tasks):
-        shards.write(rank)
-
-
 def prepare(
-    config: Data,
-    tokenizer: Any,
-    tasks: int = 1,
-    write: Callable[[Shards], None] = write_here,
+    config: Data, tokenizer: Any, tasks: int = 1, workers: int = 1
 ) -> tuple[Prepared, Prepared]:
     """Return the training and validation tokens of a config, from the cache if they are there;
-    otherwise ``write`` writes the shards of that many tasks."""
+    otherwise that many ``tasks`` make them, ``workers`` at once."""
     sources = _open_sources(config)
     # What lies beside the tokens has its own version; the digest before it is that of records.
     folder = cache_folder(config.cache) / f"{_name(config, sources, tokenizer)}-3"
@@ -62,7 +53,7 @@ def prepare(
                 tokenizer=tokenizer,
                 tasks=tasks,
             )
-            _make(shards, folder, write, config)
+            _make(shards, workers, folder, config)
     train, valid = (_read(folder, split) for split in SPLITS)
     if train.left_out:
         logger.warning(
@@ -114,11 +105,9 @@ def _open_sources(config: Data) -> list[Source]:
     ]
 
 
-def _make(shards: Shards, folder: Path, write: Callable[[Shards], None], config: Data) -> None:
+def _make(shards: Shards, workers: int, folder: Path, config: Data) -> None:
     try:
-        shards.begin()
-        write(shards)
-        whole = shards.merge()
+        whole = shards.make(workers)
         if empty := [split for split in SPLITS if not _read(whole, split).documents]:
             raise ValueError(
                 f"{config.source} has no document for {empty[0]} beside copies of what validates: "
