@@ -265,7 +265,7 @@ def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer, monkeypatch
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A folder of four files, from which a fifth is held out, and the tokens that one task makes."""
+    """A folder of four files, from which a fifth is held out."""
     (tmp_path / "corpus").mkdir()
     for number in range(4):
         texts = [f"text {i} " * (i % 9) for i in range(70 * number, 70 * number + 70)]
