@@ -179,9 +179,8 @@ def model_fields(run: Run, folder: RunFolder | None = None) -> dict[str, Any] | 
 
     None: what it starts from, or its tokenizer, is not here, and no model of it is saved.
     """
-    saved = folder and folder.final / "config.json"
     values, _ = model_sizes(run)
-    if saved and saved.exists():
+    if folder is not None and (saved := folder.final / "config.json").exists():
         # What it started from, or its tokenizer, may have decided the sizes.
         with naming_damage(folder):
             config = json.loads(saved.read_text(encoding="utf-8"))
