@@ -16,7 +16,7 @@ from layermem_bench.cli import main
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
 from layermem_bench.data import shards, sources
-from layermem_bench.data.preparing import prepare, prepared_name
+from layermem_bench.data.preparing import open_sources, prepare, prepared_name
 from layermem_bench.data.tokenizers import load_tokenizer
 
 END = 256
@@ -111,7 +111,8 @@ def test_names_are_those_of_recorded_runs(tmp_path):
     asked = Data(source=str(tmp_path / "a.jsonl"))
     held = replace(asked, validation=str(tmp_path / "b.txt"))
     few = replace(asked, validation_share=0.05, max_documents=2)
-    assert [prepared_name(each, tokenizer) for each in (asked, held, few)] == [
+    asked = asked, held, few
+    assert [prepared_name(each, open_sources(each), tokenizer) for each in asked] == [
         "0e7d96775ebe595add2c",
         "299191e21e64990e7a83",
         "298dff034c3fc897bcd8",
@@ -220,20 +221,15 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
         (["a"], {"validation": [""]}),
     ],
 )
-def test_a_split_without_documents_is_refused_and_leaves_nothing(
-    tmp_path, tokenizer, texts, fields
-):
+def test_a_split_without_documents_or_a_bad_line_leaves_nothing(tmp_path, tokenizer, texts, fields):
     if "validation" in fields:
         fields["validation"] = write(tmp_path / "v.jsonl", fields["validation"])
+    asked = config(tmp_path, texts, **fields)
     with pytest.raises(ValueError, match="data.validation"):
-        prepare(config(tmp_path, texts, **fields), tokenizer)
-    assert left(tmp_path / "cache") == []
-
-
-def test_a_bad_line_leaves_nothing(tmp_path, tokenizer):
-    asked = config(tmp_path, [f"text {i}" for i in range(100)])
-    (tmp_path / "a.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes() + b"{\n")
-    with pytest.raises(ValueError, match="line 101"):
+        prepare(asked, tokenizer)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("{\n")
+    with pytest.raises(ValueError, match=f"line {len(texts) + 1}"):
         prepare(asked, tokenizer)
     assert left(tmp_path / "cache") == []
 

@@ -133,14 +133,3 @@ def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
     # AdamW over lists of tensors makes up to two more copies of weights on its way, the loss a part
     # of one of the logits; and there are small tensors.
     assert 4 * weights + logits < peak < 6.5 * weights + 1.5 * logits
-
-
-@pytest.mark.slow
-def test_compiled_and_half_precision_steps_are_measured(monkeypatch):
-    """The process that measures the peak would compile them once more."""
-    peaks = []
-    monkeypatch.setattr(measuring, "measure_peak_memory", lambda *asked: peaks.append(asked))
-    shape = Shape(batch=2, tokens=16, precision="bfloat16", mode="default")
-    model = ("lime", SHALLOW)
-    assert measure({"lime": model}, shape, repeats=2)["lime"].seconds > 0
-    assert peaks == [(model, shape)]

@@ -36,9 +36,9 @@ def prepare(
 ) -> tuple[Prepared, Prepared]:
     """Return the training and validation tokens of a config, from the cache if they are there;
     otherwise that many ``tasks`` make them, ``workers`` at once."""
-    sources = _open_sources(config)
+    sources = open_sources(config)
     # What lies beside the tokens has its own version; the digest before it is that of records.
-    folder = cache_folder(config.cache) / f"{_name(config, sources, tokenizer)}-3"
+    folder = cache_folder(config.cache) / f"{prepared_name(config, sources, tokenizer)}-3"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A soft lock, which FileLock would fall back to, would outlive a killed process.
     with FileLock(folder.with_name(f".lock-{folder.name}"), fallback_to_soft=False):
@@ -66,19 +66,14 @@ def prepare(
     return train, valid
 
 
-def prepared_name(config: Data, tokenizer: Any) -> str:
-    """Return the name of the folder of a config's tokens, a digest of the text that lies there now;
-    nothing is prepared."""
-    return _name(config, _open_sources(config), tokenizer)
-
-
 def cache_folder(given: str | None = None) -> Path:
     """Return the folder of all prepared files: as given, LAYERMEM_CACHE, or ~/.cache/layermem."""
     place = given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem"
     return Path(place).expanduser().absolute()
 
 
-def _name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
+def prepared_name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
+    """Return a digest of what decides the tokens of a config; nothing is prepared."""
     fingerprints = [source.fingerprint() for source in sources]
     if len(set(fingerprints)) < len(fingerprints):
         raise ValueError(
@@ -90,7 +85,7 @@ def _name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def _open_sources(config: Data) -> list[Source]:
+def open_sources(config: Data) -> list[Source]:
     """Return the text that is learnt and, where it has a source of its own, that of validation."""
     of_dataset = {"subset": config.subset, "revision": config.revision}
     return [

@@ -73,11 +73,17 @@ class Shards:
         from datatrove.executor import LocalPipelineExecutor
 
         LocalPipelineExecutor(
-            pipeline=[ShardStep(self)],
+            pipeline=[self],
             tasks=self.tasks,
             workers=min(self.tasks, workers),
             logging_dir=str(self.folder / "logs"),
         ).run()
+
+    def __call__(self, data: Iterable[Any] | None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the shard of a task, as the one step of a pipeline of datatrove."""
+        # One task has one core; another thread for each would be in the way of other tasks.
+        os.environ["RAYON_NUM_THREADS"] = "1"
+        self.write(rank)
 
     def _find_held_out(self) -> None:
         """Hash the documents that are held out, unless that has been done; of a share of a streamed
@@ -167,19 +173,6 @@ class Shards:
 
     def _mark(self, rank: int) -> Path:
         return self.folder / f"{rank:05d}.json"
-
-
-@final
-@dataclass(frozen=True)
-class ShardStep:
-    """The one step of a pipeline of datatrove: a task writes its shard."""
-
-    shards: Shards
-
-    def __call__(self, data: Iterable[Any] | None, rank: int = 0, world_size: int = 1) -> None:
-        # One task has one core; another thread for each would be in the way of other tasks.
-        os.environ["RAYON_NUM_THREADS"] = "1"
-        self.shards.write(rank)
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:

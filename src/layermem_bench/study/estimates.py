@@ -121,21 +121,14 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
     ]
 
 
-def check_can_begin(run: Run) -> None:
-    """Raise where a run would be refused here before its first step, as far as nothing has to be
-    prepared or fetched for it."""
-    sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
-    if run.task.name:
-        return
-    for source in filter(None, (run.data.source, run.data.validation)):
-        open_source(source)
-
-
 def estimate_run(run: Run, folders: Sequence[Path] = (Path("runs"),)) -> Estimate:
-    """Return what one run would take; what training it would refuse is refused."""
-    check_can_begin(run)
-    board = board_of_one(run)
-    return _estimate(board, [(planning.PlannedRun(run=run), None)], folders)
+    """Return what one run would take. What training it would refuse is refused, as far as nothing
+    has to be prepared or fetched for it."""
+    sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
+    for source in (run.data.source, run.data.validation):
+        if source and not run.task.name:
+            open_source(source)
+    return _estimate(board_of_one(run), [(planning.PlannedRun(run=run), None)], folders)
 
 
 def _estimate(
