@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from layermem_bench.data.preparing import cache_folder
-from layermem_bench.data.published_models import PUBLISHED
+from layermem_bench.data.fetching import PUBLISHED
 
 # Fetching is a process of its own, so that its memory is free afterwards. 75: try again later.
 FETCH = """

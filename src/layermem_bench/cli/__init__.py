@@ -69,7 +69,6 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
 _PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "train": train.parse,
     "study": study.parse,
-    "list": listing.parse,
     "models": models.parse,
 }
 _PLUGIN = "--plugin"
