@@ -22,9 +22,8 @@ from layermem_bench.cli.starting_run import resolve_run
 from layermem_bench.config.run import Run, Task, to_dict
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.report.page import Table
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, load_run
 from layermem_bench.tasks import prosqa
-from layermem_bench.train.run_config import load_run
 
 
 @pytest.fixture
