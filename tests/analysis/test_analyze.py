@@ -149,7 +149,6 @@ def test_a_run_on_a_task_reads_its_own_problems_for_the_tasks_words(folder):
         (["--each", "3"], "--each"),
         (["--length", "100000"], "--length"),
         (["--against", "/nowhere/model"], "/nowhere/model"),
-        (["--figure", "x.foo", "--against", "/nowhere"], "x.foo"),
     ],
 )
 def test_bad_options_are_refused(runs, folder, more, named):
