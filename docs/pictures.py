@@ -265,7 +265,7 @@ def inside() -> str:
     for name, model in result.models.items():
         read = model.routing and (model.routing.parts or {"": model.routing.heatmap})
         for part, shares in (read or {}).items():
-            plot = figures.triangle(np.array(shares), across="source layer", up="layer")
+            plot = figures.shares(np.array(shares), across="source layer", up="layer")
             plots.append((f"{name}, {f'{part}s' if part else 'keys and values'}", plot))
     down = -(-len(plots) // 2)
     with matplotlib.rc_context({**figures.RC, "font.size": 9}):

@@ -41,8 +41,8 @@ def drawn(name="a"):
         "forest": figures.forest({name: ONE, "one seed": SINGLE}, is_share=True, across="x"),
         "heatmap": figures.heatmap(np.eye(4), across="x", up="y"),
         "large": figures.heatmap(np.eye(40), across="x", up="y"),
-        "rows": figures.rows(np.eye(3), across="x", up=[name, "b", "c"]),
-        "signed": figures.rows(np.array([[-1, np.nan]]), across=["x", "y"], up=[name], signed=True),
+        "heads": figures.heatmap(np.eye(4)[:2], across="x", up="head"),
+        "signed": figures.weights(np.array([[-1, np.nan]]), across=["x", "y"], up=[name]),
         "words": figures.drawing(figures.scatter([[0, 1], [1, 0]], [0, 1], [name, "b"])),
     }
 
@@ -61,7 +61,11 @@ def test_drawings_are_xml_in_the_pages_own_ink_and_the_same_each_time():
 
 def test_names_are_names_and_no_markup_or_formula():
     shown = {kind: "a_$b_{c$&lt;b&gt;" in svg for kind, svg in drawn(NAME).items()}
-    assert [kind for kind, is_whole in shown.items() if not is_whole] == ["heatmap", "large"]
+    assert [kind for kind, is_whole in shown.items() if not is_whole] == [
+        "heatmap",
+        "large",
+        "heads",
+    ]
 
 
 def test_every_variant_has_a_style_of_its_own_wherever_it_is_drawn():

@@ -77,7 +77,7 @@ tell({ before, after: seen(), dead, errors: window.errors, width: innerWidth,
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 @pytest.mark.parametrize("width", [1300, 400])
 def test_in_a_browser_switches_and_links_work_and_nothing_fails(width, tmp_path):
-    drawn = [figures.rows(np.full((2, 3), i / 4), across="x", up="y") for i in range(3)]
+    drawn = [figures.heatmap(np.full((2, 3), i / 4), across="x", up="y") for i in range(3)]
     options = [(f"layer {i}", page.Figure(svg=svg, caption="")) for i, svg in enumerate(drawn)]
     switches = [
         page.Switch(label="one", options=options),

@@ -39,8 +39,8 @@ def _draw(picture: Picture, rows: Rows) -> str:
     if picture.kind == "words":
         plot = figures.scatter(rows, picture.labels, picture.words)
         return figures.drawing(plot, (4.2, 3.8), spines=True)
-    draw, up = (figures.rows, "head") if picture.kind == "heads" else (figures.heatmap, "layer")
-    return draw(np.array(rows), across="source layer", up=up)
+    up = "head" if picture.kind == "heads" else "layer"
+    return figures.heatmap(np.array(rows), across="source layer", up=up)
 
 
 def routing_section(name: str, model: ModelAnalysis) -> Section:
@@ -79,7 +79,7 @@ def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:
     options = []
     for reader in dict.fromkeys(reader for mixture in mixtures for reader in mixture.readers):
         places, sources, matrix = tabulate(mixtures, reader)
-        svg = figures.rows(matrix, across=sources, up=places, signed=True)
+        svg = figures.weights(matrix, across=sources, up=places)
         options.append((reader, Figure(svg=svg, caption=f"{name}, what the {reader} reads.")))
     switch = Switch(label=f"{name}, weights over depth", options=options)
     return Section(title=f"What {name} mixes", paragraphs=[_MIXES], switches=[switch])

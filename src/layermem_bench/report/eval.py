@@ -7,7 +7,6 @@ from functools import partial
 from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import (
-    NOISE,
     format_ends,
     format_interval,
     format_number,
@@ -17,7 +16,7 @@ from layermem_bench.report.numbers import (
 from layermem_bench.report.page import Columns, Figure, Page, Section, Table
 from layermem_bench.results import eval as results
 from layermem_bench.results.eval import EvalResult, Row, Score
-from layermem_bench.results.intervals import Interval, adjusted_p_values, interval, paired
+from layermem_bench.results.intervals import NOISE, Interval, adjusted_p_values, interval, paired
 
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
 

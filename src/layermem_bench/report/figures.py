@@ -1,6 +1,6 @@
 """Figures as inline SVG, with text and lines in the colour of the page, light or dark.
 
-A ``Plot`` draws into axes: ``curves``, ``scatter`` and ``triangle`` make some. ``drawing`` returns
+A ``Plot`` draws into axes: ``curves``, ``scatter`` and ``shares`` make some. ``drawing`` returns
 the svg element of one.
 """
 
@@ -250,56 +250,40 @@ def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Seq
     return plot
 
 
-def rows(
-    matrix: np.ndarray,
-    *,
-    across: str | Sequence[str],
-    up: str | Sequence[str],
-    signed: bool = False,
-) -> str:
-    """Return an SVG of a matrix of any shape: of shares, or ``signed`` of any numbers, NaN blank.
-
-    ``across``, ``up``: what an axis counts, or a name for each of its columns or rows.
-    """
-    limit = float(np.nanmax(np.abs(matrix))) or 1.0 if signed else 1.0
-    low, colours = (-limit, "RdBu") if signed else (0.0, "Blues")
+def weights(matrix: np.ndarray, *, across: Sequence[str], up: Sequence[str]) -> str:
+    """Return an SVG of a matrix of any numbers, NaN blank, with a name for each column and row."""
+    limit = float(np.nanmax(np.abs(matrix))) or 1.0
 
     def draw(axes: Axes) -> None:
-        image = axes.imshow(matrix, cmap=colours, vmin=low, vmax=limit, aspect="auto")
-        sides = ((axes.xaxis, across, matrix.shape[1]), (axes.yaxis, up, matrix.shape[0]))
-        for axis, named, size in sides:
-            if isinstance(named, str):
-                axis.set_label_text(named)
-                axis.set_ticks(_ticks(size))
-            else:
-                ticks = _ticks(size, 2 * _MOST_TICKS)
-                axis.set_ticks(ticks, [escape_label(named[i]) for i in ticks], fontsize=7)
-        if not isinstance(across, str):
-            axes.tick_params(axis="x", rotation=90)
-        if signed:
-            axes.figure.colorbar(image, ax=axes, fraction=0.04)
+        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+        for axis, names in ((axes.xaxis, across), (axes.yaxis, up)):
+            ticks = _ticks(len(names), 2 * _MOST_TICKS)
+            axis.set_ticks(ticks, [escape_label(names[i]) for i in ticks], fontsize=7)
+        axes.tick_params(axis="x", rotation=90)
+        axes.figure.colorbar(image, ax=axes, fraction=0.04)
 
-    return drawing(draw, (4.8, 4.0) if signed else (4.2, 3.2), spines=True)
+    return drawing(draw, (4.8, 4.0), spines=True)
 
 
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
-    """Return an SVG of a ``triangle``."""
-    return drawing(triangle(matrix, across=across, up=up), (3.6, 3.4), spines=True)
+    """Return an SVG of ``shares``."""
+    return drawing(shares(matrix, across=across, up=up), (3.6, 3.4), spines=True)
 
 
-def triangle(matrix: np.ndarray, *, across: str, up: str) -> Plot:
-    """Return a plot of a lower triangle of shares, with numbers in the cells if there is room."""
-    size = len(matrix)
-    shown = np.where(np.tri(size, dtype=bool), matrix, np.nan)
+def shares(matrix: np.ndarray, *, across: str, up: str) -> Plot:
+    """Return a plot of shares, with numbers in the cells if there is room; where a row is a
+    "layer", which reads those up to it, of the lower triangle."""
+    down, wide = matrix.shape
+    shown = np.where(np.tri(wide, dtype=bool), matrix, np.nan) if up == "layer" else matrix
 
     def draw(axes: Axes) -> None:
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1)
-        for i, j in np.argwhere(np.isfinite(shown)) if size <= 12 else ():
+        for i, j in np.argwhere(np.isfinite(shown)) if max(down, wide) <= 12 else ():
             # A colour that contrasts with the cell, whatever the page's colour is.
             colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
             number = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
-            number.set_fontsize(min(9.0, 64 / size))
-        axes.set(xlabel=across, ylabel=up, xticks=_ticks(size), yticks=_ticks(size))
+            number.set_fontsize(min(9.0, 64 / max(down, wide)))
+        axes.set(xlabel=across, ylabel=up, xticks=_ticks(wide), yticks=_ticks(down))
 
     return draw
 

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from layermem_bench.results.intervals import NOISE as NOISE
-from layermem_bench.results.intervals import Interval, price_of_looks
+from layermem_bench.results.intervals import NOISE, Interval, price_of_looks
 
 
 def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:

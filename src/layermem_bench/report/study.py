@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from layermem_bench.report import drawings, figures, study_tables
 from layermem_bench.report.cost_tables import cache_table, counted_table
 from layermem_bench.report.depth import panels
-from layermem_bench.report.numbers import NOISE, format_interval
+from layermem_bench.report.numbers import format_interval
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.report.paper_tables import claim_text, claims_table, numbers_table
 from layermem_bench.results.comparing import RULE, judge, lines_of
-from layermem_bench.results.intervals import Interval
+from layermem_bench.results.intervals import NOISE, Interval
 from layermem_bench.results.study import Board, Condition, StudyResult
 
 _FLOPS = "FLOPs are counted in closed form: three forwards a step, attention to all keys."

@@ -36,17 +36,13 @@ def from_json(cls: type[_R], text: str, where: str) -> _R:
     """Return the result that ``to_json`` wrote; ``where`` names its file in errors."""
     try:
         values = json.loads(text)
-        kind, version = values.pop("kind"), values.pop("version")
+        of = values.pop("kind"), values.pop("version")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{where} is not what {cls.COMMAND} writes ({error})") from error
-    if kind != cls.KIND:
-        raise ValueError(f"{where} is not what {cls.COMMAND} writes, but {kind!r}")
     again = f"write it again with {values.get('command') or cls.COMMAND}"
-    if version != cls.VERSION:
-        raise ValueError(
-            f"{where} was written in version {version}, and this layermem reads version "
-            f"{cls.VERSION} of {cls.KIND} results: {again}"
-        )
+    if of != (cls.KIND, cls.VERSION):
+        wanted = f"version {cls.VERSION} of {cls.KIND}, which {cls.COMMAND} writes"
+        raise ValueError(f"{where} holds version {of[1]} of {of[0]} results, not {wanted}: {again}")
     try:
         return from_dict(cls, values, "")
     except (ValueError, TypeError) as error:
