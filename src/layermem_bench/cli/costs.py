@@ -29,7 +29,7 @@ class Costs(MeasuringOptions):
     measure: bool = False
     """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
     out: Path | None = None
-    """File for the figures, as JSON; layermem report reads it."""
+    """File for the figures, as JSON."""
     gpus: int | None = number(None, at_least(1))
     """Devices that would train the presets: memory of each, time and GPU-hours are printed, in
     closed form; None: nothing of them."""
