@@ -261,7 +261,7 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
 
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     """Yield right answers, then every step right: of all problems, and by level."""
-    by_level: dict[str, dict[str, Shares]] = {}
+    by_level = dict[str, dict[str, Shares]]()
     for model, of_model in solved.items():
         for kind, by in of_model.by.items():
             for level, shares in by.items():
@@ -279,7 +279,8 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     row = partial(Row, unit="problems")
     for name, of_models in by_level.items():
         yield row(table=right, name=name, scores={m: _right(s) for m, s in of_models.items()})
-    for name, of_models in {"all": dict(solved), **by_level}.items():
+    yield row(table=steps, name="all", scores={m: _steps(s) for m, s in solved.items()})
+    for name, of_models in by_level.items():
         yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_models.items()})
 
 
