@@ -5,9 +5,9 @@ import torch
 from tiny import TINY, make
 
 from layermem.models.registry import lookup
-from layermem_bench.evals.generation import GreedySettings, greedy
+from layermem_bench.evals.generation import greedy
 
-SETTINGS = GreedySettings(end=1, padding=0, max_new_tokens=12, batch_size=4)
+SETTINGS = {"end": 1, "padding": 0, "max_new_tokens": 12, "batch_size": 4}
 
 
 def a_model(name):
@@ -18,10 +18,10 @@ def a_model(name):
 def one_at_a_time(model, prompt):
     """Without cache, padding or batches."""
     ids = list(prompt)
-    for _ in range(SETTINGS.max_new_tokens):
+    for _ in range(SETTINGS["max_new_tokens"]):
         logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
         ids.append(int(logits.argmax()))
-        if ids[-1] == SETTINGS.end:
+        if ids[-1] == SETTINGS["end"]:
             return ids[len(prompt) : -1]
     return ids[len(prompt) :]
 
@@ -40,11 +40,11 @@ def test_what_the_models_own_generation_config_says_has_no_effect(fields):
     model = a_model("plain").eval()
     model.lm_head.weight[1] *= 3
     prompts = [[5, 6, 7], [8], [9, 10]]
-    expected = greedy(model, prompts, SETTINGS)
+    expected = greedy(model, prompts, **SETTINGS)
     own = model.generation_config
     for name, value in fields.items():
         setattr(own, name, value)
-    assert greedy(model, prompts, SETTINGS) == expected
+    assert greedy(model, prompts, **SETTINGS) == expected
     assert model.generation_config is own
 
 
@@ -62,11 +62,11 @@ def test_batches_generate_what_prompts_alone_do(variant):
     expected = [one_at_a_time(model, prompt) for prompt in prompts]
     model.train()
     done = []
-    assert greedy(model, prompts, SETTINGS, progress=done.append) == expected
+    assert greedy(model, prompts, **SETTINGS, progress=done.append) == expected
     assert done == [4, 8, 11]
     assert model.training
     assert len({len(row) for row in expected}) > 1, "some end early"
 
 
 def test_no_prompts():
-    assert greedy(a_model("lime"), [], SETTINGS) == []
+    assert greedy(a_model("lime"), [], **SETTINGS) == []

@@ -20,11 +20,9 @@ class Parrot:
     """Stands for the generation: writes what a function of the problem's number says."""
 
     def __init__(self, monkeypatch, tokenizer, texts):
-        def greedy(model, prompts, settings, **_):
-            return [tokenizer(text)["input_ids"] for text in texts]
-
-        monkeypatch.setattr(solving, "greedy", greedy)
-        monkeypatch.setattr(solving, "read_answers", lambda *args, **_: greedy(*args[:2], None))
+        ids = [tokenizer(text)["input_ids"] for text in texts]
+        for name in ("greedy", "read_answers"):
+            monkeypatch.setattr(solving, name, lambda *_, **__: ids)
 
 
 def test_a_special_token_in_a_solution_is_no_right_solution(monkeypatch):

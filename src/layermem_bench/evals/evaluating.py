@@ -25,14 +25,13 @@ from layermem_bench.tasks.registry import all_tasks
 Group = Callable[[Mapping[str, tuple[Run, RunFolder]]], dict[str, tuple[str, ...]]]
 """Returns the models of each arm, by seed, given each model's run."""
 Measure = Callable[[Sequence[Checkpoint], Sequence[str], EvalOptions, Tell], Part]
-_LOSSES, _GRAMMAR = "ppl=FILE", "blimp=DIR"
-_PROBLEMS, _BENCHMARKS = "a run's task", "evaluation tasks"
-# In the order of the result: what --tasks names, what measures it, and options that only it has.
-_KINDS: Mapping[str, tuple[Measure, tuple[str, ...]]] = {
-    _LOSSES: (measure_losses, ("field", "context", "stride", "ablate")),
-    _GRAMMAR: (measure_grammar, ("probe",)),
-    _PROBLEMS: (measure_problems, ("split", "seed", "task_options")),
-    _BENCHMARKS: (measure_benchmarks, ("shots", "seeds", "records", "truncate", "max_length")),
+_LOSSES, _GRAMMAR, _PROBLEMS, _BENCHMARKS = "losses", "grammar", "problems", "benchmarks"
+# In the order of the result: what --tasks names, and what measures it.
+_KINDS: Mapping[str, Measure] = {
+    _LOSSES: measure_losses,
+    _GRAMMAR: measure_grammar,
+    _PROBLEMS: measure_problems,
+    _BENCHMARKS: measure_benchmarks,
 }
 
 
@@ -64,7 +63,7 @@ def evaluate_checkpoints(
     )
     out.mkdir(parents=True, exist_ok=True)
     for kind, names in by_kind.items():
-        part = _KINDS[kind][0](opened, names, options, tell)
+        part = _KINDS[kind](opened, names, options, tell)
         result = replace(result, parts=(*result.parts, part))
         # Each time, so that one that fails takes no other with it.
         write_atomically(out / "eval.json", to_json(result))
@@ -72,7 +71,7 @@ def evaluate_checkpoints(
 
 
 def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[str, list[str]]:
-    """Return the tasks of each kind that has some; refuse options that would have no effect."""
+    """Return the tasks of each kind that has some."""
     if not checkpoints or not options.tasks:
         raise ValueError(
             "name checkpoints and tasks: layermem eval CHECKPOINT ... --tasks ppl=FILE blimp=DIR "
@@ -85,11 +84,4 @@ def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[str
         by_kind[{"ppl": _LOSSES, "blimp": _GRAMMAR}.get(prefix, own)].append(place or task)
     # Unknown names are refused before anything is measured.
     find_tasks(by_kind[_BENCHMARKS])
-    for kind, (_, names) in _KINDS.items():
-        for name in names:
-            if not by_kind[kind] and getattr(options, name) != getattr(EvalOptions, name):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is for {kind}, and --tasks names none: leave it "
-                    "out"
-                )
     return {kind: names for kind, names in by_kind.items() if names}

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config import run as config
 from layermem_bench.evals import Tell
-from layermem_bench.evals.generation import GreedySettings, greedy, read_answers
+from layermem_bench.evals.generation import greedy, read_answers
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.solved import Shares, Solved
@@ -69,18 +69,21 @@ def attempt(
         raise ValueError("there are no problems to solve")
     prompts, solutions = encode(tokenizer, problems)
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    settings = GreedySettings(
-        end=end,
-        padding=end if padding is None else padding,
-        max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
-        batch_size=batch_size,
-    )
     if queried := select_queried(problems):
         queries = [problem.queries for problem in queried]
-        answers = read_answers(model, prompts, queries, settings, progress=progress)
+        answers = read_answers(model, prompts, queries, batch_size=batch_size, progress=progress)
         texts = _join_words(tokenizer, answers)
     else:
-        generated = greedy(model, prompts, settings, shared=shared, progress=progress)
+        generated = greedy(
+            model,
+            prompts,
+            end=end,
+            padding=end if padding is None else padding,
+            max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
+            batch_size=batch_size,
+            shared=shared,
+            progress=progress,
+        )
         # What is cut at the end token has no other special token in a right solution.
         texts = tokenizer.batch_decode(generated, skip_special_tokens=False)
     return [
@@ -121,7 +124,13 @@ def score_attempts(
 
 
 def evaluate(
-    model: PreTrainedModel, tokenizer: Any, task: config.Task, split: str = "validation"
+    model: PreTrainedModel,
+    tokenizer: Any,
+    task: config.Task,
+    split: str = "validation",
+    *,
+    batch_size: int = 256,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Solved, list[Attempt]]:
     """Let a model solve a split of a run's task.
 
@@ -129,7 +138,15 @@ def evaluate(
     since a run may be stopped there, and then no process may wait for the share of another.
     """
     definition, problems = get_task(str(task.name)), _problems(task, split)
-    attempts = attempt(model, tokenizer, definition, problems, shared=split == "validation")
+    attempts = attempt(
+        model,
+        tokenizer,
+        definition,
+        problems,
+        batch_size=batch_size,
+        progress=progress,
+        shared=split == "validation",
+    )
     return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
 
 
@@ -227,22 +244,21 @@ def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.
 
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
     """Let the final model of a run solve the problems of a split."""
-    name, definition = str(task.name), get_task(str(task.name))
-    problems = _problems(task, options.split)
-    attempts = attempt(
+    what, total = f"{checkpoint.name}: {task.name}", len(_problems(task, options.split))
+    solved, _ = evaluate(
         load_model(checkpoint, with_head=True, dtype="auto"),
         checkpoint.tokenizer,
-        definition,
-        problems,
+        task,
+        options.split,
         batch_size=options.batch_size or 256,
-        progress=lambda done: tell(f"{checkpoint.name}: {name}", done, len(problems)),
+        progress=lambda done: tell(what, done, total),
     )
-    return score_attempts(attempts, definition, name=name, split=options.split)
+    return solved
 
 
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     """Yield right answers, then every step right: of all problems, and by level."""
-    by_level: dict[str, dict[str, Shares]] = {}
+    by_level = dict[str, dict[str, Shares]]()
     for model, of_model in solved.items():
         for kind, by in of_model.by.items():
             for level, shares in by.items():
@@ -260,9 +276,9 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     row = partial(Row, unit="problems")
     for name, of_models in by_level.items():
         yield row(table=right, name=name, scores={m: _right(s) for m, s in of_models.items()})
-    every: dict[str, Mapping[str, Shares]] = {"all": solved, **by_level}
-    for name, of_all in every.items():
-        yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_all.items()})
+    yield row(table=steps, name="all", scores={m: _steps(s) for m, s in solved.items()})
+    for name, of_models in by_level.items():
+        yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_models.items()})
 
 
 def _right(shares: Shares) -> Score:
