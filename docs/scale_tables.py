@@ -1,6 +1,7 @@
 """Write the tables of docs/scale.md that are counted in closed form: python THIS_FILE."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from layermem_bench.config.devices import get_device
@@ -69,6 +70,7 @@ def plans_table() -> str:
     return _markdown(rows)
 
 
+@cache
 def _plans(preset: str) -> dict[str, Plan]:
     return plan_arms(preset, ARMS, DEVICE, GPUS, UTILISATION, {})
 

@@ -313,37 +313,24 @@ def test_datatrove_by_four_tasks_makes_the_tokens_of_one(tmp_path, corpus, token
         main(["prepare", corpus.source, "--data.max-documents", "3", "--tasks", "4"])
 
 
-MEMORY = """
-import sys
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from layermem_bench.config.run import Data
-from layermem_bench.data.preparing import prepare
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_few_characters_of_a_long_text_are_tokenized_at_once(
+    tmp_path, tokenizer, monkeypatch, kind
+):
+    """Tokenized whole, a text took 80 bytes a character with few tokens, with many 235."""
+    sizes, batch_encoder = [], shards.batch_encoder
 
-def peak():
-    status = open("/proc/self/status").read()
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+    def watched(tokenizer):
+        encode = batch_encoder(tokenizer)
+        return lambda texts: sizes.append(sum(map(len, texts))) or encode(texts)
 
-inner = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
-inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
-before = peak()
-train, valid = prepare(Data(source=sys.argv[1], cache=sys.argv[2], validation_share=0.4), tokenizer)
-print(train.tokens + valid.tokens - train.documents - valid.documents, peak() - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to say its memory")
-def test_the_memory_that_a_long_text_takes_is_bounded(tmp_path):
-    """Tokenized whole, it took 80 bytes a character with few tokens, with many 235."""
-    path, words = tmp_path / "a.txt", 40_000
-    path.write_text("\n".join(f"{i:w>200}" for i in range(words)))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEMORY, str(path), str(tmp_path / "cache")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    tokens, megabytes = map(int, done.stdout.split())
-    assert tokens == words and megabytes < 300
+    monkeypatch.setattr(shards, "batch_encoder", watched)
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 1000)
+    monkeypatch.setattr(shards, "_BATCH", 500)
+    text = "\n".join(f"{i:w>99}" for i in range(2000))
+    asked = config(tmp_path, [text, text[:-1], "short"], validation_share=0.4)
+    if kind == "txt":
+        (tmp_path / "a.txt").write_text(text)
+        asked = replace(asked, source=str(tmp_path / "a.txt"))
+    train, valid = prepare(asked, tokenizer)
+    assert max(sizes) < 1500 and sum(sizes) == sum(map(len, documents(train) + documents(valid)))

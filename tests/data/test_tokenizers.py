@@ -37,6 +37,8 @@ def test_what_was_saved_loads_and_splits_alike(tmp_path):
         )
         assert again.eos_token_id == 256
     assert fingerprint(load_tokenizer(str(tmp_path))) == fingerprint(tokenizer)
+    again.eos_token = "!"
+    assert fingerprint(again) != fingerprint(tokenizer)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
@@ -63,13 +65,6 @@ def test_only_bytes_are_encoded_without_the_tokenizer(tmp_path, monkeypatch):
         assert len(calls) == expected
 
 
-def test_another_end_token_is_another_tokenizer():
-    first, other = load_tokenizer("bytes"), load_tokenizer("bytes")
-    other.eos_token = "!"
-    assert other.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
-    assert fingerprint(other) != fingerprint(first)
-
-
 @pytest.mark.skipif(not GPT2.exists(), reason="the shared data is not beside the checkout")
 def test_gpt2_from_its_two_files():
     tokenizer = load_tokenizer(str(GPT2))
@@ -91,7 +86,6 @@ def test_the_two_files_of_a_saved_tokenizer_are_what_its_config_says(tmp_path):
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match='does not exist; data.tokenizer is "bytes"'):
-        load_tokenizer("./nowhere")
-    with pytest.raises(ValueError, match="no tokenizer at .*merges.txt"):
-        load_tokenizer(str(tmp_path))
+    for name in ("./nowhere", str(tmp_path)):
+        with pytest.raises(ValueError, match=f"no tokenizer at {name}.*data.tokenizer"):
+            load_tokenizer(name)

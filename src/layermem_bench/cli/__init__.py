@@ -19,10 +19,12 @@ from typing import Any
 from layermem_base import __version__
 from layermem_base.number_ranges import check_numbers
 from layermem_base.plugins import add_plugins, load_plugins
-from layermem_bench.cli import listing, models, study, train
+from layermem_bench.cli import study, train
 from layermem_bench.cli.analyze import Analyze, analyze
 from layermem_bench.cli.costs import Costs, costs
 from layermem_bench.cli.eval import Eval, evaluate
+from layermem_bench.cli.listing import ListAny, list_
+from layermem_bench.cli.models import Models, models
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.prepare import Prepare, prepare
 from layermem_bench.cli.quickstart import Quickstart, quickstart
@@ -60,16 +62,15 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "eval": (Eval, evaluate),
     "analyze": (Analyze, analyze),
     "report": (Report, report),
-    "list": (listing.ListAny, listing.list_),
+    "list": (ListAny, list_),
     "costs": (Costs, costs),
-    "models": (models.AnyModels, models.models),
+    "models": (Models, models),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
 # Commands whose options depend on what comes first.
 _PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "train": train.parse,
     "study": study.parse,
-    "models": models.parse,
 }
 _PLUGIN = "--plugin"
 # Errors whose message says what is wrong; of others the kind and the place are needed too.

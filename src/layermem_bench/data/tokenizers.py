@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -22,8 +17,6 @@ Ids: TypeAlias = np.ndarray[Any, Any]
 END = "<|endoftext|>"
 BYTE_VOCABULARY_SIZE = 257
 """The number of ids of the tokenizer "bytes": the bytes, and the end token."""
-# Characters of a text in which its first token ends.
-_FIRST_TOKEN = 1000
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
@@ -37,10 +30,6 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     saved = any((path / f"tokenizer{kind}.json").exists() for kind in ("", "_config"))
     if vocabulary.is_file() and merges.is_file() and not saved:
         return _fast_tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~"))):
-        raise FileNotFoundError(
-            f'{name} does not exist; data.tokenizer is "bytes", a folder, or a hub name'
-        )
     from transformers import AutoTokenizer
 
     try:

@@ -34,7 +34,7 @@ from layermem_bench.efficiency.model_sizes import (
     unknown_size,
 )
 from layermem_bench.efficiency.plan import Plan, plan
-from layermem_bench.results.costs import CacheCost, CostPoint, Costs, Measurement, MeasuringOptions
+from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import SettingCosts
 from layermem_bench.study.boards import parse_arms
@@ -65,13 +65,12 @@ def count_costs(
     device, usual = device_and_precision()
     precision = measuring.precision or usual
     for number, (preset, models, length) in enumerate(sized):
-        measured: dict[str, dict[str, Measurement]] = {}
-        for mode in measuring.modes:
-            logger.info("measuring %s, %s: %d of %d sizes", preset, mode, number + 1, len(sized))
-            shape = Shape(
-                batch=measuring.batch, tokens=length, device=device, precision=precision, mode=mode
-            )
-            measured[mode] = measure(models, shape, measuring.repeats)
+        logger.info("measuring %s: %d of %d sizes", preset, number + 1, len(sized))
+        shape = Shape(batch=measuring.batch, tokens=length, device=device, precision=precision)
+        measured = {
+            mode: measure(models, replace(shape, mode=mode), measuring.repeats)
+            for mode in measuring.modes
+        }
         points[number] = replace(points[number], measured=measured)
     return Costs(
         command=command,
