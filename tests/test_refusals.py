@@ -31,7 +31,6 @@ REFUSED = [
     ("train tiny-lm --model.options routers=full", "routers"),
     ("train tiny-aet-4 --data.source b.jsonl", "data.source"),
     ("train tiny-aet-4 --task.options operand=3 --dry-run", "operand"),
-    ("train tiny-lm --data.validation v --data.validation-share 0.5", "validation_share"),
     ("train --config CONFIG --data.source gone.jsonl --dry-run", "gone.jsonl"),
     ("train --config CONFIG --optim.batch-size 6 --dry-run", "batch_size"),
     ("study", "PRESET"),

@@ -228,15 +228,11 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
         seen.clear()
 
 
-@pytest.mark.parametrize(("precision", "warns"), [("bfloat16", True), ("float32", False)])
-def test_bfloat16_computes_near_float32_and_says_where_it_is_emulated(
-    precision, warns, whole, place, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(looping, "multiplies_bfloat16", lambda: False)
+@pytest.mark.parametrize(("precision", "differs"), [("bfloat16", True), ("float32", False)])
+def test_bfloat16_computes_near_float32(precision, differs, whole, place, tmp_path):
     folder = train(a_run(place, compute={"precision": precision}), tmp_path / "run")
-    assert ("emulates" in caplog.text) is warns
     differences = [abs(a["loss"] - b["loss"]) for a, b in losses(folder, whole)]
-    assert (0 < max(differences) < 0.1) if warns else (max(differences) == 0)
+    assert (0 < max(differences) < 0.1) if differs else (max(differences) == 0)
 
 
 def losses(ours, theirs):

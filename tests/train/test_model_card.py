@@ -3,15 +3,12 @@
 import json
 import re
 
-import pytest
 import yaml
 from huggingface_hub import ModelCard
 from small_run import a_run, rewound
-from transformers import AutoModelForCausalLM
 
 from layermem_bench.config.run import Task
 from layermem_bench.evals.solving import evaluate
-from layermem_bench.train.model_card import Learnt, model_card
 from layermem_bench.train.run import train
 
 TASK = Task(
@@ -66,16 +63,3 @@ def test_a_run_on_a_task_has_its_shares_and_a_prompt_of_its_test_set(tmp_path, c
     prompt = json.loads(folder.attempts.read_text().splitlines()[0])["prompt"]
     said = run_the_code(text, folder.final, capsys).replace(" ", "")
     assert said.startswith(prompt.replace(" ", ""))
-
-
-@pytest.mark.parametrize("name", ["org/a: b #c", "org/'quoted' \"twice\"", "- [x]", "@odd: {y"])
-def test_names_that_mean_something_in_yaml_are_quoted(name, whole, tmp_path):
-    run = a_run(tmp_path, preset=name, model={"pretrained": name})
-    learnt = Learnt(data="letters | words")
-    model = AutoModelForCausalLM.from_pretrained(whole.final)
-    text = model_card(run, whole, model, learnt)
-    data = yaml.safe_load(text.split("---\n", 2)[1])
-    assert data["base_model"] == name and data["model_name"] == f"{name}-lime-s0"
-    # A folder of this machine is no base model.
-    local = a_run(tmp_path, model={"pretrained": str(tmp_path)})
-    assert "base_model" not in model_card(local, whole, model, learnt)

@@ -20,9 +20,7 @@ from small_run import (
     stop_at,
 )
 
-from layermem_bench.config.run import Task
 from layermem_bench.results.run_folder import RunFolder, load_run
-from layermem_bench.tasks import registry
 from layermem_bench.train import checkpoints
 from layermem_bench.train.loop import Loop
 from layermem_bench.train.run import train
@@ -180,22 +178,6 @@ def test_other_data(tmp_path):
     assert curve(folder) == curve(RunFolder(tmp_path / "whole"))
 
 
-def test_a_task_that_draws_other_problems(tmp_path, monkeypatch):
-    task = Task(name="arithmetic", examples=40, validation=8, test=4)
-    run = a_run(tmp_path, task=task, max_steps=4, eval_every=4, save_every=2)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun", 2)
-    drawn = registry.TaskDefinition.problems
-
-    def in_another_order(self, split, *args, **options):
-        # Another draw of a later version, say.
-        problems = list(drawn(self, split, *args, **options))
-        return problems if split == "train" else problems[::-1]
-
-    monkeypatch.setattr(registry.TaskDefinition, "problems", in_another_order)
-    with pytest.raises(ValueError, match="other data"):
-        train(run, folder.path, resume=True)
-
-
 # --- numbers that are not finite
 
 
@@ -260,16 +242,6 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
     assert not [row for row in RunFolder(tmp_path / "burst").rows() if "val_loss" in row]
 
 
-def test_a_failure_that_is_no_divergence_leaves_no_record_of_one(run, tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(Loop, "compute_loss", full)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        train(run, tmp_path / "full")
-    assert not RunFolder(tmp_path / "full").diverged.exists()
-
-
 # --- a full disk
 
 
@@ -292,7 +264,7 @@ def test_a_full_disk_costs_no_training(save_every, place, whole, tmp_path, monke
         if save_every:
             stop_at(patch, 3, lambda: small_disk(40_000))
         else:
-            patch.setattr("layermem_bench.train.run.merge_lora", lambda _: small_disk(20_000))
+            patch.setattr("layermem_bench.train.run.whole_weights", lambda _: small_disk(20_000))
         train(run, out)
     small_disk(resource.RLIM_INFINITY)
     folder = RunFolder(out)

@@ -134,17 +134,3 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch, request):
     git("checkout", "other")
     assert commit_now() == commit
     assert describe_environment()["sources"] in digests
-    # An editor's lock.
-    (packages[1] / ".#more.py").symlink_to("nowhere")
-    (packages[1] / "folder.py").mkdir()
-    describe_environment.cache_clear()
-    assert describe_environment()["sources"] in digests
-    (packages[1] / ".#more.py").unlink()
-    # The variants are in the other package; two changes are two codes.
-    for text in ("1", "2"):
-        (packages[0] / "more.py").write_text(text)
-        assert commit_now() == f"{commit}+changes"
-        digests.add(describe_environment()["sources"])
-    assert len(digests) == 4
-    monkeypatch.setenv("PATH", "")
-    assert commit_now() == "not a git checkout"

@@ -8,8 +8,7 @@ import yaml
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
-from layermem_bench.config.run import Task
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.train.run import train
 from layermem_bench.train.sequences import weights_digest
@@ -103,22 +102,6 @@ def test_weights_that_a_run_starts_from_are_part_of_what_it_records(llama, whole
     assert "weights" not in about(whole)
 
 
-def test_a_run_on_a_task_starts_from_another(tmp_path):
-    options = ("operands=2", "operand_max=9", "value_max=20")
-    task = Task(name="arithmetic", examples=30, validation=5, test=6, options=options)
-    first = train(a_run(tmp_path, task=task, save_every=0), tmp_path / "first")
-    run = a_run(
-        tmp_path,
-        task=task,
-        save_every=0,
-        model={"pretrained": str(first.final)},
-        optim={"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0},
-    )
-    later = train(run, tmp_path / "later")
-    before, after = ((f.final / "model.safetensors").read_bytes() for f in (first, later))
-    assert before == after
-
-
 @pytest.mark.parametrize("native", [True, False])
 def test_auto_takes_no_bfloat16_that_a_gpu_only_emulates(native, monkeypatch):
     """An older GPU computes in it, slower than in float32."""
@@ -130,20 +113,3 @@ def test_auto_takes_no_bfloat16_that_a_gpu_only_emulates(native, monkeypatch):
     )
     assert uses_bfloat16("auto") is native
     assert uses_bfloat16("bfloat16") and not uses_bfloat16("float32")
-
-
-@pytest.mark.parametrize(
-    ("avx512", "amx", "capability", "native"),
-    [
-        (False, False, "AVX2", False),
-        (False, False, "AVX512", False),
-        (True, False, "AVX512", True),
-        (False, True, "AVX512", True),
-        (False, False, "SVE256", True),
-    ],
-)
-def test_a_processor_that_emulates_bfloat16_is_told(avx512, amx, capability, native, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert multiplies_bfloat16() is native

@@ -88,11 +88,7 @@ def resolve_run(options: StartingRun) -> Run:
 def _check_has_effect(run: Run, base: Run) -> None:
     """Raise where a size or an option of the text has none. What a preset or a recorded config
     holds beside what counts is left alone."""
-    changed = {
-        field.name: value
-        for field in fields(run.data)
-        if (value := getattr(run.data, field.name)) != getattr(base.data, field.name)
-    }
+    changed = {k: v for k, v in vars(run.data).items() if v != getattr(base.data, k)}
     sizes, usual = run.model.sizes(), base.model.sizes()
     if run.model.pretrained and sizes != usual:
         given = ", ".join(f"model.{k}={v}" for k, v in sizes.items() if v != usual[k])
@@ -104,12 +100,6 @@ def _check_has_effect(run: Run, base: Run) -> None:
                 f"data.{name}={value} is for runs on text, and this run is on a task, "
                 f"{run.task.name}: leave {name} out, or choose a preset of text"
             )
-    if run.data.validation is not None and "validation_share" in changed:
-        raise ValueError(
-            f"data.validation_share={changed['validation_share']:g} is for runs that hold out a "
-            f"share of their text, and data.validation={run.data.validation} is given: leave one "
-            "of them out"
-        )
 
 
 def is_run_folder(name: str) -> bool:

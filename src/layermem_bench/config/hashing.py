@@ -4,7 +4,6 @@ By its hash a text is in the same split in every data set, and in one split only
 """
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from layermem_base.plugins import plugin_files
@@ -28,11 +27,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sources_digest() -> str:
-    """Return a digest of our packages' code, as it is now."""
-    return digest_of_code(PACKAGE_FOLDERS)
-
-
 def plugin_digest() -> str:
     """Return a digest of the modules that plugins are, without what they import; "": none is."""
     total, files = hashlib.sha256(), plugin_files()
@@ -43,12 +37,12 @@ def plugin_digest() -> str:
     return total.hexdigest() if files else ""
 
 
-def digest_of_code(folders: Iterable[Path]) -> str:
-    """Return a digest of the Python files in folders, and of their names; "unknown": there are
-    none, as in a zip, or one cannot be read."""
+def sources_digest() -> str:
+    """Return a digest of our packages' code, as it is now, and of the names of its files;
+    "unknown": there is none, as in a zip, or a file cannot be read."""
     total, names = hashlib.sha256(), []
     try:
-        for folder in folders:
+        for folder in PACKAGE_FOLDERS:
             # Editors lock a file by a link whose name begins with a dot.
             for file in sorted(f for f in folder.rglob("[!.]*.py") if f.is_file()):
                 names.append(f"{folder.name}/{file.relative_to(folder).as_posix()}")

@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from layermem_base.number_ranges import at_least, check_numbers, number
-from layermem_bench.config.typed_dicts import check_unused
 
 VARIANT = "host"
 """What stands for the variant of a run that trains a model of transformers."""
@@ -40,9 +39,12 @@ class Host:
 
     def __post_init__(self) -> None:
         check_numbers(self, "host.")
-        if self.model is None:
-            why = "a run that trains a model of transformers, and host.model is not given: "
-            check_unused(self, "host.", f"{why}add it (--host.model MODEL), or ")
+        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        if self.model is None and given:
+            raise ValueError(
+                f"host.{given[0]} is for a run that trains a model of transformers: add it "
+                "(--host.model MODEL), or leave the option out"
+            )
         if (self.memory in ("last", "first")) != (self.window is not None):
             raise ValueError(
                 f"host.memory={self.memory} and host.window={self.window} do not go together: "
@@ -53,15 +55,11 @@ class Host:
                 f"host.shares_kv={self.shares_kv} and host.grain={self.grain} are of routers, and "
                 "host.memory=none has none: leave them out, or attach a memory"
             )
-        if self.model is not None and self.train == "routers" and self.memory == "none":
+        trained = ("all", "lora") if self.memory == "none" else ("routers", "all")
+        if self.model is not None and self.train not in trained:
             raise ValueError(
-                "host.train=routers has nothing to train with host.memory=none: choose train=all "
-                "(plain continued training) or lora, or a memory"
-            )
-        if self.train == "lora" and self.memory != "none":
-            raise ValueError(
-                f"host.train=lora is the control without memory, got host.memory={self.memory}: "
-                "add memory=none"
+                f"host.train={self.train} does not go with host.memory={self.memory}: choose "
+                f"{' or '.join(trained)}, or another memory"
             )
 
 
@@ -74,9 +72,13 @@ def check_run(run: Any) -> None:
         )
     if run.host.model is None:
         return
-    why = f"decoders of ours, and this run trains {run.host.model}: "
-    for part, names in _OF_OURS.items():
-        check_unused(getattr(run, part), f"{part}.", why, names)
+    for part, usual in _of_ours(run).items():
+        for name, value in usual.items():
+            if (given := getattr(getattr(run, part), name)) != value:
+                raise ValueError(
+                    f"{part}.{name}={given} is for decoders of ours, and this run trains "
+                    f"{run.host.model}: leave {name} out"
+                )
     if run.host.memory == "none" and run.optim.router_lr is not None:
         raise ValueError(
             f"optim.router_lr={run.optim.router_lr:g} has no effect with host.memory=none, which "
@@ -87,11 +89,14 @@ def check_run(run: Any) -> None:
 def start_from_host(run: Any, model: str) -> Any:
     """Return a run that goes on training a model of transformers: what it says of decoders of ours
     gives way."""
-    changed = {}
-    for part, names in _OF_OURS.items():
-        value = getattr(run, part)
-        usual = type(value)()
-        names = names or tuple(field.name for field in fields(value))
-        changed[part] = replace(value, **{name: getattr(usual, name) for name in names})
-    host = replace(run.host, model=model)
-    return replace(run, variant=VARIANT, host=host, **changed)
+    changed = {part: replace(getattr(run, part), **usual) for part, usual in _of_ours(run).items()}
+    return replace(run, variant=VARIANT, host=replace(run.host, model=model), **changed)
+
+
+def _of_ours(run: Any) -> dict[str, dict[str, Any]]:
+    """Return the usual values of fields that say something of decoders of ours alone, by part."""
+    usual = {part: type(getattr(run, part))() for part in _OF_OURS}
+    return {
+        part: {name: getattr(usual[part], name) for name in names or vars(usual[part])}
+        for part, names in _OF_OURS.items()
+    }

@@ -9,7 +9,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar
@@ -80,18 +80,6 @@ def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[
         checked(key_type, key, path): checked(value_type, item, f"{path}.{key}")
         for key, item in value.items()
     }
-
-
-def check_unused(config: Any, path: str, why: str, names: Iterable[str] = ()) -> None:
-    """Raise if one of these fields of a dataclass (none named: any) is not at its default.
-
-    ``why``: what it is for, why that is not here and, but for leaving it out, how to mend it.
-    """
-    names = set(names)
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if value != field.default and (not names or field.name in names):
-            raise ValueError(f"{path}{field.name}={value} is for {why}leave {field.name} out")
 
 
 def _checked_scalar(hint: Any, value: Any, path: str) -> Any:

@@ -91,12 +91,11 @@ def load_weights(checkpoint: Path, model: Any) -> None:
     for file in sorted(checkpoint.glob("*.safetensors")):
         weights |= load_file(file)
     result = model.load_state_dict(weights, strict=False)
-    missing = sorted(set(result.missing_keys) - set(_tied_names(model)))
-    if missing or result.unexpected_keys:
+    other = {*result.missing_keys, *result.unexpected_keys} - {*_tied_names(model)}
+    if other:
         raise ValueError(
-            f"{checkpoint} does not hold the model's weights: missing are {missing or 'none'}, "
-            f"unexpected are {result.unexpected_keys or 'none'}; delete it to go on from the "
-            "checkpoint before it"
+            f"{checkpoint} does not hold the model's weights ({', '.join(sorted(other))}): delete "
+            "it to go on from the checkpoint before it"
         )
 
 

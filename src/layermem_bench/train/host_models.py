@@ -3,7 +3,6 @@
 The control without memory is LoRA on the projections to keys and values.
 """
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -47,7 +46,9 @@ def load_host(run: Run) -> Any:
                 location, dtype=torch.float32, revision=commit or host.revision or "main"
             )
         set_commit(model.config, commit)
-        _refuse_memory_of_hub(model, location)
+        # That of a folder is compared with what the run asks for.
+        if has_memory(model):
+            raise ValueError(f"{location} has layer memory: download it, and name the folder")
         if host.memory != "none":
             attach(model, **_asked(host))
     check_causal(model)
@@ -95,15 +96,6 @@ def _check_same_memory(location: str, host: Host) -> None:
         )
 
 
-def _refuse_memory_of_hub(model: Any, location: str) -> None:
-    """Raise if a model of the hub came with memory, which is compared in folders alone."""
-    if has_memory(model):
-        raise ValueError(
-            f"{location} is a model with layer memory: download it (huggingface-cli download "
-            f"{location} --local-dir FOLDER), and name the folder"
-        )
-
-
 def _asked(host: Host) -> dict[str, Any]:
     """Return the arguments of ``attach`` for the memory that a run asks for."""
     return {name: getattr(host, _OPTIONS.get(name, name)) for name in DEFAULTS}
@@ -112,11 +104,6 @@ def _asked(host: Host) -> dict[str, Any]:
 def _add_lora(model: nn.Module) -> None:
     """Put LoRA on the projections to keys and values, of the smallest rank that has as many
     parameters as routers would have, and train it alone."""
-    if importlib.util.find_spec("peft") is None:
-        raise ValueError(
-            "host.train=lora needs PEFT, which is not installed: pip install peft, or choose "
-            "train=routers or all"
-        )
     from peft import LoraConfig, inject_adapter_in_model
 
     owner, host = find_host(model)
@@ -140,15 +127,10 @@ def _add_lora(model: nn.Module) -> None:
 
 
 def merge_lora(model: nn.Module) -> None:
-    """Merge LoRA into the weights that it is on, and remove it; nothing happens without it."""
-    layers: list[tuple[str, Any]] = [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module).__module__.startswith("peft.tuners.lora")
-        and isinstance(getattr(module, "base_layer", None), nn.Module)
-    ]
-    if not layers:
-        return
+    """Merge LoRA into the weights that it is on, and remove it."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [(name, each) for name, each in model.named_modules() if isinstance(each, LoraLayer)]
     for name, layer in layers:
         layer.merge()
         parent, _, child = name.rpartition(".")

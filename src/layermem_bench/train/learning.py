@@ -3,17 +3,13 @@
 To learn another kind of data, add a class here and a line to ``prepare_learning``.
 """
 
-import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from layermem_bench.config.run import Run, Task
 from layermem_bench.data.blocks import Blocks
 from layermem_bench.data.preparing import prepare
-from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
-from layermem_bench.train.model_card import Learnt
 from layermem_bench.train.sequences import SequenceDataset, build_problem_datasets
 from layermem_bench.train.setup import build_model, load_run_tokenizer
 
@@ -21,9 +17,11 @@ from layermem_bench.train.setup import build_model, load_run_tokenizer
 Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[Solved, Sequence[Any]]]
 
 
-class Learning(ABC):
-    """The prepared data of a run, and how its model is loaded, measured and described."""
+class Learning:
+    """The prepared data of a run, and how its model is loaded and measured."""
 
+    description: str
+    """What the data are, for the model card."""
     train_data: SequenceDataset
     validation_data: SequenceDataset
     text_digest: str | None = None
@@ -42,10 +40,6 @@ class Learning(ABC):
         """Return what a validation records beside the loss."""
         return {}
 
-    @abstractmethod
-    def describe(self, folder: RunFolder) -> Learnt:
-        """Return what the model card says of the data and the results, from the run's folder."""
-
 
 @final
 class TextLearning(Learning):
@@ -58,11 +52,8 @@ class TextLearning(Learning):
         held_out = Blocks(validation, size, isolate=isolate, at_most=run.eval_blocks)
         self.train_data, self.validation_data = Blocks(train, size, isolate=isolate), held_out
         self.text_digest = self.train_data.text_digest
-
-    def describe(self, folder: RunFolder) -> Learnt:
-        data = self.run.data
-        names = ", ".join(filter(None, (data.source, data.subset, data.revision)))
-        return Learnt(data=f"{names}; blocks of {data.block_size} tokens")
+        names = ", ".join(filter(None, (run.data.source, run.data.subset, run.data.revision)))
+        self.description = f"{names}; blocks of {size} tokens"
 
 
 @final
@@ -73,6 +64,10 @@ class ProblemLearning(Learning):
         super().__init__(run)
         train, validation = build_problem_datasets(run.task, self.tokenizer)
         self.train_data, self.validation_data, self.evaluate = train, validation, evaluate
+        task, options = run.task, f" ({' '.join(run.task.options)})" if run.task.options else ""
+        # A file of records may have fewer than were asked for.
+        count = len(train) - task.repeated * (task.repeats - 1)
+        self.description = f"{count:,} problems of the task {task.name}, seed {task.seed}{options}"
         self.longest = max(len(item["input_ids"]) for item in (*train.items, *validation.items))
 
     def load_model(self) -> Any:
@@ -91,27 +86,6 @@ class ProblemLearning(Learning):
             return {}
         solved, _ = self.evaluate(model, self.tokenizer, self.run.task, "validation")
         return {"val_accuracy": solved.accuracy, "val_steps": solved.steps}
-
-    def describe(self, folder: RunFolder) -> Learnt:
-        task = self.run.task
-        options = f" ({' '.join(task.options)})" if task.options else ""
-        # A file of records may have fewer than were asked for.
-        examples = len(self.train_data) - task.repeated * (task.repeats - 1)
-        data = f"{examples:,} problems of the task {task.name}, seed {task.seed}{options}"
-        if not folder.result.exists():
-            return Learnt(data=data)
-        result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
-        low, high = result.interval
-        results = {
-            "test problems": f"{result.count:,}",
-            "right final answer": f"{result.accuracy:.1%} (95% interval over problems: "
-            f"{low:.1%} to {high:.1%})",
-            "every step right": f"{result.steps:.1%}",
-            "right by chance": f"{result.chance:.1%}",
-        }
-        with folder.attempts.open(encoding="utf-8") as file:
-            prompt = json.loads(file.readline())["prompt"]
-        return Learnt(data=data, prompt=prompt, results=results)
 
 
 def prepare_learning(run: Run, evaluate: Evaluate | None = None) -> Learning:

@@ -8,7 +8,6 @@ from a checkpoint ends with the same weights, bit for bit. Nothing here knows wh
 
 import inspect
 import itertools
-import logging
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -25,7 +24,7 @@ from torch.utils.data import DataLoader
 from layermem.models.memories import recompute_layers
 from layermem_bench.config.compiling import room_to_compile
 from layermem_bench.config.micro_batches import choose_loss_chunk, sequences_at_once
-from layermem_bench.config.precision import multiplies_bfloat16, uses_bfloat16
+from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train import checkpoints, metrics, processes
@@ -39,8 +38,6 @@ from layermem_bench.train.optimizer import (
 from layermem_bench.train.progress import RunsProgress, open_trackers
 from layermem_bench.train.sequences import IGNORED, order_of
 from layermem_bench.train.stopping import NotFiniteError, StopOnSignal
-
-logger = logging.getLogger(__name__)
 
 
 @final
@@ -63,8 +60,6 @@ class Loop:
         self.world: int = accelerator.num_processes
         self.micro = sequences_at_once(run, self.world)
         self.in_bfloat16 = uses_bfloat16(run.compute.precision)
-        if self.in_bfloat16 and self.device.type == "cpu" and not multiplies_bfloat16():
-            logger.warning("compute.precision=bfloat16: this processor emulates it, slowly")
         self.step, self.last_logged = 0, 0
         # Step and loss.
         self.best: tuple[int, float] | None = None

@@ -7,7 +7,6 @@ the licence.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import lookup
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, read_config
+from layermem_bench.results.solved import Solved
 
 _CARD = """\
 ---
@@ -65,19 +65,9 @@ print(tokenizer.decode(tokens[0]))
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Learnt:
-    """What a card says of what the model was trained on."""
-
-    data: str
-    prompt: str = "The"
-    """What the model continues in the example of its use."""
-    results: Mapping[str, str] = field(default_factory=dict)
-    """Rows of what is measured beside the validation."""
-
-
-def model_card(run: Run, folder: RunFolder, model: Any, learnt: Learnt) -> str:
-    """Return the card of a trained model, from its config and what the run recorded."""
+def model_card(run: Run, folder: RunFolder, model: Any, data: str) -> str:
+    """Return the card of a trained model, from its config and what the run recorded; ``data``: what
+    it was trained on."""
     about, rows = read_config(folder.config)[1], folder.rows()
     host, optim = run.host, run.optim
     origin = run.model.pretrained or host.model or ""
@@ -95,14 +85,19 @@ def model_card(run: Run, folder: RunFolder, model: Any, learnt: Learnt) -> str:
         "started from": origin or "new weights",
         "trained": host.model and host.train,
         "memory": host.model and host.memory,
-        "training data": learnt.data,
+        "training data": data,
         "steps": f"{run.max_steps:,} of {optim.batch_size:,} sequences",
         "tokens": f"{max((row['tokens'] for row in rows), default=0):,}",
         "learning rate": f"{optim.lr:g}, {optim.schedule} to {optim.min_lr:g}",
         "weight decay": f"{optim.weight_decay:g}",
     }
     losses = [f"{row['val_loss']:.4f}" for row in rows if "val_loss" in row]
-    evaluation = {"validation loss (nats a token)": losses[-1] if losses else None}
+    evaluation, prompt = {"validation loss (nats a token)": losses[-1] if losses else None}, "The"
+    if folder.result.exists():
+        solved = Solved.from_json(folder.result.read_text(encoding="utf-8"))
+        evaluation |= describe_solved(solved)
+        with folder.attempts.open(encoding="utf-8") as file:
+            prompt = json.loads(file.readline())["prompt"]
     imports, load = _loading(run)
     return _CARD.format(
         metadata=metadata.to_yaml().strip(),
@@ -110,13 +105,25 @@ def model_card(run: Run, folder: RunFolder, model: Any, learnt: Learnt) -> str:
         kind=type(model).__name__,
         training=_table(training),
         about=yaml.safe_dump(about, sort_keys=False),
-        evaluation=_table({**evaluation, **learnt.results}),
+        evaluation=_table(evaluation),
         imports=imports,
         load=load,
         # A Python literal in double quotes.
-        prompt=json.dumps(learnt.prompt, ensure_ascii=False),
+        prompt=json.dumps(prompt, ensure_ascii=False),
         licence=ask_for_licence(origin),
     )
+
+
+def describe_solved(solved: Solved) -> dict[str, str | None]:
+    """Return what a model solves of the test problems, by what each number is of."""
+    low, high = solved.interval
+    interval = f"95% interval over problems: {low:.1%} to {high:.1%}"
+    return {
+        "test problems": f"{solved.count:,}",
+        "right final answer": f"{solved.accuracy:.1%} ({interval})",
+        "every step right": f"{solved.steps:.1%}",
+        "right by chance": f"{solved.chance:.1%}",
+    }
 
 
 def _loading(run: Run) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from layermem_bench.train.checkpoints import whole_weights
 from layermem_bench.train.host_models import merge_lora
 from layermem_bench.train.learning import Evaluate, prepare_learning
 from layermem_bench.train.loop import Loop
-from layermem_bench.train.model_card import model_card
+from layermem_bench.train.model_card import describe_solved, model_card
 from layermem_bench.train.processes import join_processes, process_count
 from layermem_bench.train.progress import check_trackers
 from layermem_bench.train.run_config import claim_folder, record_beginning
@@ -153,22 +153,22 @@ def _save_result(loop: Loop, evaluate: Evaluate) -> None:
         solutions=digest([row["solution"] for row in rows]),
     )
     write_atomically(folder.result, solved.to_json())
-    for name, text in loop.learning.describe(folder).results.items():
+    for name, text in describe_solved(solved).items():
         logger.info("%s: %s", name, text)
 
 
 def _save_final_model(loop: Loop) -> None:
     """Save model and tokenizer; delete the last step's checkpoint unless the run asks for any."""
     run, folder = loop.run, loop.folder
-    merge_lora(loop.model)
+    if run.host.train == "lora":
+        merge_lora(loop.model)
     weights = whole_weights(loop.model)
     if not loop.is_first:
         return
     temporary = folder.path / ".final"
     with temporary_folder(temporary, f"the final model, {folder.final},"):
         loop.write_model(temporary, weights)
-        learnt = loop.learning.describe(folder)
-        card = model_card(run, folder, loop.model, learnt)
+        card = model_card(run, folder, loop.model, loop.learning.description)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         os.replace(temporary, folder.final)
     if not run.save_every:

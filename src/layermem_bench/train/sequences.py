@@ -110,12 +110,6 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
     from_files = {
         split: each for split, each in problems.items() if isinstance(fields.get(split), str)
     }
-    # A file of records may have fewer than were asked for.
-    if task.repeated and task.repeated >= len(train):
-        raise ValueError(
-            f"task.repeated ({task.repeated}) must be fewer than the problems of the training set, "
-            f"which are {len(train)}"
-        )
     repeated = train[: task.repeated] * (task.repeats - 1)
     datasets = ProblemDataset([*train, *repeated], tokenizer), ProblemDataset(validation, tokenizer)
     registry.check_tokenizer(definition, tokenizer, validation)
