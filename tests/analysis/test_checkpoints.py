@@ -12,7 +12,12 @@ from small_run import a_run
 from tiny import TINY
 
 from layermem.retrofit import attach, router_parameters, save_routers
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model, open_checkpoints
+from layermem_bench.analysis.checkpoints import (
+    Checkpoint,
+    check_causal,
+    load_model,
+    open_checkpoints,
+)
 from layermem_bench.analysis.earlier_stages import Lineage, Stage, write_lineage
 from layermem_bench.config.run import Data
 from layermem_bench.data.tokenizers import load_tokenizer
@@ -119,27 +124,21 @@ def test_missing_weights_are_refused(run, name, tmp_path):
         load_model(checkpoint)
 
 
-def as_decoder(model, path, dtype=torch.float32):
-    """Save a model, and load it to predict the next token."""
-    model.save_pretrained(path)
-    checkpoint = Checkpoint(name="m", location=path, tokenizer=None, run=None)
-    return load_model(checkpoint, with_head=True, dtype=dtype)
-
-
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoders_of_all_hosts_predict_the_next_token(name, tmp_path):
-    as_decoder(make_host(name), tmp_path / "bare")
-    as_decoder(shake_routers(attach(make_host(name))), tmp_path / "attached", torch.bfloat16)
+def test_decoders_of_all_hosts_predict_the_next_token(name):
+    check_causal(make_host(name))
+    check_causal(shake_routers(attach(make_host(name))).bfloat16())
 
 
 @pytest.mark.parametrize("name", [n for n in ENCODERS if not n.startswith("deberta")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_encoders_are_not_taken_for_decoders(name, dtype, tmp_path):
     # Both are classes of AutoModelForCausalLM, which lacks no weight of such a checkpoint.
-    with pytest.raises(ValueError, match="is no decoder"):
-        as_decoder(make_host(name), tmp_path / "bare", dtype)
-    with pytest.raises(ValueError, match="is no decoder"):
-        as_decoder(shake_routers(attach(make_host(name))), tmp_path / "attached", dtype)
+    for model in (make_host(name), shake_routers(attach(make_host(name)))):
+        model.save_pretrained(tmp_path)
+        checkpoint = Checkpoint(name="m", location=tmp_path, tokenizer=None, run=None)
+        with pytest.raises(ValueError, match="is no decoder"):
+            load_model(checkpoint, with_head=True, dtype=dtype)
 
 
 @pytest.mark.parametrize(

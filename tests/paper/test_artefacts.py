@@ -16,7 +16,7 @@ from layermem_bench.presets import get_preset
 from layermem_bench.results.comparing import judge
 from layermem_bench.results.files import read_result
 from layermem_bench.results.study import Metric, Row, StudyResult
-from layermem_bench.study.boards import open_boards, parse_arms
+from layermem_bench.study.boards import open_boards
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 COUNTED = ("table8", "table9")
@@ -104,8 +104,8 @@ def test_the_papers_numbers_are_in_its_text():
     # The rows of a table are the lines with cells before its caption.
     tables, rows = {}, []
     for line in text.splitlines():
-        if caption := re.match(r"Table \d+", line):
-            tables[caption[0]], rows = rows, []
+        if caption := re.match(r"(Table \d+):", line):
+            tables[caption[1]], rows = rows, []
         elif "\t" in line:
             rows.append(line)
     labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
@@ -117,29 +117,20 @@ def test_the_papers_numbers_are_in_its_text():
     assert len(numbers) > 100
 
 
-def _sources(arm, layers):
-    """Return what decides an arm of table 7: whether it learns weights, and over which sources."""
-    variant, options = parse_arms(arm)[arm]
-    fields = dict(option.split("=") for option in options)
-    if "router_window" in fields:
-        fields["router_window"] = int(fields["router_window"])
-    entry = lookup(variant)
-    config = entry.config(num_hidden_layers=layers, **fields)
-    has_sources = variant != "plain"
-    sources = [entry.variant.sources(config, at) for at in range(layers) if has_sources]
-    return variant, fields.get("router") == "average", tuple(sources)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_arms_of_table_7_are_models_that_differ(scale):
+def test_arms_of_table_7_are_models_that_differ():
+    """A window that reaches every layer is the full router: which those are, layer by layer."""
+    full = {8: {("first", 6)}, 12: set()}
+    full[4] = {("last", 4), ("last", 6), ("first", 2), ("first", 4), ("first", 6)}
     artefact = get_artefact("table7")
-    for board in artefact.boards(scale):
+    for board in itertools.chain.from_iterable(map(artefact.boards, SCALES)):
+        left_out = {n.arm for n in artefact.numbers} - {arm.name for arm in board.arms}
         layers = board.base.model.num_hidden_layers
-        arms = {arm.name for arm in board.arms}
-        assert len({_sources(name, layers) for name in arms}) == len(arms), board.name
-        full = _sources("lime", layers)
-        for left_out in {number.arm for number in artefact.numbers} - arms:
-            assert _sources(left_out, layers) == full, left_out
+        assert left_out == {f"lime:router={k}:router_window={w}" for k, w in full[layers]}
+        entry, every = lookup("lime"), {"num_hidden_layers": layers}
+        for kind, window in full[layers]:
+            config = entry.config(**every, router=kind, router_window=window)
+            whole = [entry.variant.sources(entry.config(**every), at) for at in range(layers)]
+            assert [entry.variant.sources(config, at) for at in range(layers)] == whole
 
 
 def test_a_table_can_be_had_without_some_of_its_tasks():
