@@ -133,17 +133,17 @@ def _unknown(name: str, folder: Path) -> RunRecord:
     return RunRecord(name=name, run_id="", folder=str(folder), state="not begun")
 
 
-def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimate]:
+def estimate(study: Study, out: Path) -> list[Estimate]:
     """Return what each board would take; what carrying the study out would refuse is refused."""
     check_conditions(study)
-    planned = planned_states(study, RecordedRuns(out, runs))
+    planned = planned_states(study, RecordedRuns(out))
     for each, state in planned.values():
         # It has no id as long as it is not known which run it is.
         if state.run_id:
             check_usable(RunFolder(state.folder), each.run)
     boards = [board for stage in planning.stages(study.boards) for board in stage]
     return [
-        _estimate(board, [p for p in planned.values() if p[0].board == board.name], (out, *runs))
+        _estimate(board, [p for p in planned.values() if p[0].board == board.name], [out])
         for board in boards
     ]
 
