@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from layermem.models.registry import BUILT_WITH, check_names, list_variants, lookup
-from layermem_bench.config.run import Model, Run, merged
+from layermem_bench.config.run import Model, Run
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.study.definition import Arm, Board, Study
@@ -59,7 +59,13 @@ def as_named_arm(run: Run) -> Run:
             f"a run trains one variant, got {run.variant}; several are for layermem study"
         )
     ((name, (variant, options)),) = arms.items()
-    model = replace(run.model, options=merged(run.model.options, options))
+    both = {each.partition("=")[0] for each in options} & run.model.variant_fields().keys()
+    if both:
+        raise ValueError(
+            f"--variant {name} says {', '.join(sorted(both))} itself: give it there "
+            f"({name}:NAME=VALUE), not as --model.options"
+        )
+    model = replace(run.model, options=(*run.model.options, *options))
     labels = run.labels if run.labels.arm else replace(run.labels, arm=name)
     return replace(run, variant=variant, model=model, labels=labels)
 
