@@ -6,12 +6,18 @@ is read from the records of the benchmarks, which ``--variants family`` of each 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from layermem_bench.efficiency.model_sizes import model_sizes
-from layermem_bench.efficiency.variant_facts import PRESET, find_facts, markdown_table, write_facts
+from layermem_bench.efficiency.variant_facts import (
+    PRESET,
+    RECORD,
+    Facts,
+    find_facts,
+    table_of,
+)
 from layermem_bench.presets import get_preset
 
 PAGE = Path(__file__).parent / "family.md"
@@ -27,11 +33,18 @@ _COLUMNS = {
 
 def main() -> None:
     facts = find_facts(model_sizes(get_preset(PRESET))[0])
-    write_facts(facts)
+    RECORD.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
-    for table in (markdown_table(facts), costs_table()):
+    for table in (facts_table(facts), costs_table()):
         text = _replace_table(text, table)
     PAGE.write_text(text, encoding="utf-8")
+
+
+def facts_table(facts: Sequence[Facts]) -> str:
+    """Return the facts of the variants as a table."""
+    header, *rows = table_of(facts)
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def costs_table() -> str:

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import get_args
+from xml.sax.saxutils import escape
 
+import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-from results_tables import answer, questions, recorded
+from results_tables import answer, questions, recorded, recorded_lines
 
 from layermem_bench.report import analysis, drawings, figures
 from layermem_bench.report.numbers import format_interval
@@ -32,6 +35,10 @@ ANSWERS = ("right answers", "against plain's (right is better)")
 LOSSES = (LOSS, "validation loss minus plain's (left is better)")
 
 
+GROUNDS = (
+    "<style>svg{background:#ffffff;color:#1a2b3c}"
+    "@media(prefers-color-scheme:dark){svg{background:#1e2129;color:#dde3ea}}</style>"
+)
 # Of each row of a picture: its label, the arm whose colour it has, and its interval.
 Rows = Sequence[tuple[str, str, Interval]]
 
@@ -53,25 +60,30 @@ def main() -> None:
         (DOCS / name).write_text(draw(), encoding="utf-8")
 
 
+def on_own_ground(svg: str, title: str = "", description: str = "") -> str:
+    """Return an SVG for a file of its own, with a ground for light and one for dark.
+
+    It begins with the version of matplotlib that drew it, whose releases place text differently.
+    """
+    about = f"<title>{escape(title)}</title>" if title else ""
+    about += f"<desc>{escape(description)}</desc>" if description else ""
+    start, _, rest = svg.partition(">")
+    return f"<!-- matplotlib {matplotlib.__version__} -->\n{start}>{about}{GROUNDS}{rest}"
+
+
 def study(name: str) -> StudyResult:
     return read_result(StudyResult, RECORDS / f"{name}.json")
 
 
 def differences(part: Part, metric: str) -> Rows:
     """Return the differences of a part's arms from its first arm."""
-    result, label = study(part.record), part.said
-    label = label if "{arm}" in label else f"{{arm}}, {label}"
-    found = [
+    label = part.said if "{arm}" in part.said else f"{{arm}}, {part.said}"
+    lines, _ = recorded_lines(part.record, part.board, part.condition, metric)
+    return [
         (label.format(arm=line.arm), line.arm, line.difference)
-        for board in result.boards
-        for condition in board.conditions
-        if part.board in ("", board.name) and part.condition == condition.name
-        for line in lines_of(result, board, condition, metric)
+        for line in lines
         if line.difference is not None
     ]
-    if not found:
-        raise SystemExit(f"{part.record} has no difference for {part}; name its condition")
-    return found
 
 
 def forest(title: str, *parts: Part, what: tuple[str, str] = LOSSES) -> str:
@@ -92,7 +104,7 @@ def drawn(title: str, parts: Mapping[str, Rows], *, across: str, is_share: bool 
         styles={label: styles[arm] for label, arm, _ in found},
     )
     said = [f"{label}: {format_interval(each, is_share, '+')}" for label, _, each in found]
-    return figures.on_own_ground(svg, title, "; ".join(said))
+    return on_own_ground(svg, title, "; ".join(said))
 
 
 def answers() -> str:
@@ -128,7 +140,7 @@ def depths() -> str:
         said.append(f"{arm}, {layers} layers: {format_interval(each, False)}")
     plot = figures.curves(series, across="layers", up=LOSS, bands=bands)
     title = "Validation loss by depth, means of three seeds with 95% intervals"
-    return figures.on_own_ground(figures.drawing(plot), title, "; ".join(said))
+    return on_own_ground(figures.drawing(plot), title, "; ".join(said))
 
 
 def windows() -> str:
@@ -191,7 +203,7 @@ def verdicts() -> str:
     total = sum(counts.values(), Counter[str]())
     said = "; ".join(f"{verdict}: {total[verdict]}" for verdict in verdicts)
     title = "Verdicts on the differences that each table and figure of the paper claims"
-    return figures.on_own_ground(figures.drawing(draw, (6.0, 4.2)), title, said)
+    return on_own_ground(figures.drawing(draw, (6.0, 4.2)), title, said)
 
 
 def caches(record: str, text: str) -> str:
@@ -205,30 +217,65 @@ def caches(record: str, text: str) -> str:
         if line.mean is not None
     }
     across = "bytes of the cache for a token, in bfloat16"
-    svg = figures.against(points, across=across, up=LOSS)
+    styles = figures.styles_of(points)
+    room = 0.02 * max(x for x, _ in points.values())
+
+    def draw(axes: Axes) -> None:
+        for arm, (x, loss) in points.items():
+            # Points of one place stand side by side.
+            beside = [other for other, (place, _) in points.items() if place == x]
+            x += room * (beside.index(arm) - (len(beside) - 1) / 2)
+            colour, _, marker = figures.STYLES[styles[arm]]
+            axes.errorbar(
+                x, loss.mean, loss.half, color=colour, marker=marker, ls="none", capsize=3
+            )
+            axes.containers[-1].set_label(figures.escape_label(arm))
+        axes.set(xlabel=across, ylabel=LOSS)
+        axes.set_xlim(left=0)
+        # Below, where no interval can lie behind it.
+        figures.legend(axes, below=True)
+
+    svg = figures.drawing(draw, (6.0, 3.2))
     said = (f"{arm}: {x:.0f} bytes, {format_interval(y, False)}" for arm, (x, y) in points.items())
     title = f"Validation loss on {text} against the bytes of the cache, with 95% intervals"
-    return figures.on_own_ground(svg, title, "; ".join(said))
+    return on_own_ground(svg, title, "; ".join(said))
 
 
 def learning() -> str:
     """Draw how arms learn, mean over seeds."""
     result = study("tiny-lm-16x")
     first, *_ = drawings.learning_curves(result, result.boards[0])
-    return figures.on_own_ground(
-        first.svg, "Learning curves on textbooks, five seeds", first.caption
-    )
+    return on_own_ground(first.svg, "Learning curves on textbooks, five seeds", first.caption)
 
 
 def inside() -> str:
-    """Draw what goes on inside the recipe, as ``layermem analyze --figure`` does.
+    """Draw what goes on inside the recipe: entropy, the paper's probe, words, routers.
 
     Of the layouts of words the record has the last layer's, which alone is drawn.
     """
-    with TemporaryDirectory() as folder:
-        out = Path(folder) / "inside.svg"
-        analysis.draw(read_result(Analysis, RECORDS / "inside" / "recipe.json"), out)
-        return out.read_text(encoding="utf-8")
+    result = read_result(Analysis, RECORDS / "inside" / "recipe.json")
+    words = result.options.words or ()
+    entropy = analysis.curves(result, "entropy", "routed", "entropy of values (nats)")
+    accuracy = f"accuracy for {', '.join(words)}"
+    plots = [("", entropy), ("", analysis.curves(result, "paper probe", "routed", accuracy))]
+    for name, model in result.models.items():
+        last = max(model.layout.layers)
+        points = figures.scatter(model.layout.layers[last], model.layout.labels, words)
+        plots.append((f"{name}, layer {last}", points))
+    for name, model in result.models.items():
+        read = model.routing and (model.routing.parts or {"": model.routing.heatmap})
+        for part, shares in (read or {}).items():
+            plot = figures.triangle(np.array(shares), across="source layer", up="layer")
+            plots.append((f"{name}, {f'{part}s' if part else 'keys and values'}", plot))
+    down = -(-len(plots) // 2)
+    with matplotlib.rc_context({**figures.RC, "font.size": 9}):
+        figure = Figure(figsize=(6.8, 3.1 * down), layout="constrained")
+        for place, (title, plot) in enumerate(plots, 1):
+            axes = figure.add_subplot(down, 2, place)
+            plot(axes)
+            if title:
+                axes.set_title(title, fontsize=10)
+        return on_own_ground(figures.in_ink_of_the_page(figure))
 
 
 def scheme(*, attached: bool) -> str:
@@ -283,7 +330,7 @@ def scheme(*, attached: bool) -> str:
             "The router of layer 3 stands between the slots of layers 0 to 3 and the attention of "
             "the pretrained layer. It begins with weight 1 for the own slot and 0 for the others."
         )
-    return figures.on_own_ground(figures.drawing(draw, (6.0, 4.2)), title, description)
+    return on_own_ground(figures.drawing(draw, (6.0, 4.2)), title, description)
 
 
 _TOKENS, _TIME = {"condition": "tokens"}, {"condition": "time"}

@@ -65,7 +65,7 @@ KINDS: Mapping[str, Sequence[str]] = {
 _LEFT_OUT = ("each seed", "where")
 # Of a wider table these columns are left out too, in this order, until the others fit.
 _COLUMNS = 6
-_FIRST_LEFT_OUT = ("seeds to settle it", "", "memory", "parameters", "learning rate", "time")
+_FIRST_LEFT_OUT = ("seeds to settle it", "", "parameters", "learning rate", "time")
 _NAMES = r"[\w-]+(?: \+ [\w-]+)*"
 _PLACE = re.compile(rf"(?m)^<!-- (?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 Rows = list[list[str]]
@@ -325,27 +325,33 @@ def questions() -> list[Question]:
         return [Question(**fields) for fields in tomllib.load(file)["question"]]
 
 
+def recorded_lines(
+    record: str, board: str, condition: str, metric: str, records: Path = RECORDS
+) -> tuple[list[Line], Metric]:
+    """Return the lines of one table of a record; no board: the record's only one."""
+    result = _read_whole(record, records)
+    found = [
+        lines_of(result, each, of_board, metric)
+        for each in result.boards
+        for of_board in each.conditions
+        if board in ("", each.name) and condition == of_board.name
+    ]
+    if len(found) != 1:
+        raise SystemExit(f"{record} has {len(found)} tables of {board or 'its board'}, {condition}")
+    return found[0], result.metric(metric)
+
+
 def answer(question: Question, records: Path) -> Answer:
     """Return what the record of a question says."""
     if not question.record:
         return Answer(question=question)
-    result = _read_whole(question.record, records)
-    tables = [
-        {line.arm: line for line in lines_of(result, board, condition, question.metric)}
-        for board in result.boards
-        for condition in board.conditions
-        if question.board in ("", board.name) and question.condition == condition.name
-    ]
-    if len(tables) != 1 or question.arm not in tables[0]:
-        raise SystemExit(f"{question.record} must have one difference for {question.asks!r}")
-    line = tables[0][question.arm]
-    first = next(each for each in tables[0].values() if each.difference is None)
-    if lacking := sorted({*line.missing, *first.missing}):
-        raise SystemExit(
-            f"{question.record}: of seeds {', '.join(map(str, lacking))} there is no pair for "
-            f"{question.asks!r}: an arm that loses seeds is not judged"
-        )
-    return Answer(question=question, line=line, metric=result.metric(question.metric))
+    of, asked = question.record, question.asks
+    lines, metric = recorded_lines(of, question.board, question.condition, question.metric, records)
+    line = next((each for each in lines if each.arm == question.arm), None)
+    first = next(each for each in lines if each.difference is None)
+    if line is None or line.missing or first.missing:
+        raise SystemExit(f"{of} must have {question.arm} and the first arm with all seeds: {asked}")
+    return Answer(question=question, line=line, metric=metric)
 
 
 def answers_table(records: Path, *, brief: bool = False, above_docs: bool = False) -> Rows:

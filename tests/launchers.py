@@ -8,11 +8,10 @@ import traceback
 from recorded import record
 
 from layermem_bench.evals.solving import evaluate
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, load_run
 from layermem_bench.study import executors
 from layermem_bench.study.records import ERRORS
 from layermem_bench.train.run import train
-from layermem_bench.train.run_config import load_run
 
 
 class InThisProcess:

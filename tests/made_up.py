@@ -26,7 +26,7 @@ def made_up(rates=(), arms=("plain", "lime"), **changes):
         "title": "made up",
         "claim": "LIMe is better.",
         "boards": lambda scale: (board(name="study", base=BASE, arms=arms, rates=rates),),
-        "observe": lambda trained: losses(trained, "study", "loss"),
+        "observe": lambda trained: losses(trained, board(name="study", base=BASE), "loss"),
         "claims": lambda scale: tuple(
             Claim(quantity="loss", arm=arm, direction="lower") for arm in arms if arm != "plain"
         ),

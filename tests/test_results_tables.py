@@ -65,7 +65,7 @@ def test_a_question_is_answered_by_its_difference(tmp_path, ours, verdict):
     write(tmp_path / "made-up.json", made)
     assert script.answer(a_question(), tmp_path).verdict == verdict
     assert script.answer(a_question(record=""), tmp_path).verdict == "not measured yet"
-    with pytest.raises(SystemExit, match="made-up must have one difference"):
+    with pytest.raises(SystemExit, match="made-up has 0 tables"):
         script.answer(a_question(condition="tokens"), tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_a_question_about_an_arm_that_lost_seeds_is_not_answered(tmp_path, loses
         for run in made.runs
     ]
     write(tmp_path / "made-up.json", replace(made, runs=tuple(runs)))
-    with pytest.raises(SystemExit, match="of seeds 2 there is no pair"):
+    with pytest.raises(SystemExit, match="with all seeds"):
         script.answer(a_question(), tmp_path)
 
 

@@ -1,7 +1,6 @@
 """What analyze computes, for our models and others, and the page that it draws."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -43,9 +42,9 @@ def runs(folder):
 
 @pytest.fixture(scope="module")
 def both(runs, folder):
-    """The folder of an analysis of both runs, by the command, with a figure."""
+    """The folder of an analysis of both runs, by the command."""
     out, text = folder / "both", folder / "words.jsonl"
-    options = ["--text", text, "--out", out, "--figure", folder / "figure.svg", "--alpha", "0.5"]
+    options = ["--text", text, "--out", out, "--alpha", "0.5"]
     cli.main(["analyze", *map(str, [runs[0], "--against", runs[1], *options, *SMALL])])
     return out
 
@@ -64,9 +63,8 @@ def analyzed(folder, name, model=None, **options):
     return read_result(Analysis, out)
 
 
-def test_two_runs_side_by_side(both, folder):
+def test_two_runs_side_by_side(both):
     analysis = read_result(Analysis, both)
-    assert (folder / "figure.svg").read_text().count("-axes_") == 5
     assert list(analysis.models) == ["lime", "plain"] and analysis.folder == str(both)
     assert analysis.command.startswith("layermem analyze ") and "--against" in analysis.command
     for name, model in analysis.models.items():
@@ -145,26 +143,17 @@ def test_a_run_on_a_task_reads_its_own_problems_for_the_tasks_words(folder):
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "named"),
     [
         (["--words", "is", "w1"], "'is' occurs 0 times in .*words.jsonl"),
-        (["--each", "100000"], "occurs .* times in .*words.jsonl .*, 100000 were asked for"),
         (["--each", "3"], "--each"),
         (["--length", "100000"], "--length"),
-        (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
-        (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
-        (["--against", "broken"], "not finite"),
+        (["--against", "/nowhere/model"], "/nowhere/model"),
         (["--figure", "x.foo", "--against", "/nowhere"], "x.foo"),
     ],
 )
-def test_bad_options_are_refused(runs, folder, more, message):
-    if "broken" in more:
-        model = transformers.AutoModelForCausalLM.from_pretrained(runs[0] / "final")
-        torch.nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, float("nan"))
-        model.save_pretrained(shutil.copytree(runs[0] / "final", folder / "broken"))
-        more = ["--against", str(folder / "broken")]
-    words = SMALL.index("--words")
-    small = SMALL[:words] if "--words" in more else SMALL
+def test_bad_options_are_refused(runs, folder, more, named):
+    small = SMALL[: SMALL.index("--words")] if "--words" in more else SMALL
     options = ["analyze", str(runs[0]), "--text", str(folder / "words.jsonl"), *small]
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(SystemExit, match=named):
         cli.main([*options, "--out", str(folder / "refused"), *more])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from layermem_bench.analysis.separability import embed, separability
 
@@ -26,15 +25,6 @@ def test_clouds_apart_and_in_one_place(probe, n):
     assert all(abs(result.shuffled - 0.25) < 0.07 for result in (far, near))
     assert separability(*clouds(8.0, n), probe=probe) == far
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_converged_probe_is_logistic_regression():
-    features, labels = clouds(1.5)
-    order = np.random.default_rng(1).permutation(len(labels))
-    seen, unseen = np.split(order, 2)
-    expected = LogisticRegression(max_iter=2000).fit(features[seen], labels[seen])
-    result = separability(features, labels, probe="converged", folds=2)
-    assert result.mean == pytest.approx(expected.score(features[unseen], labels[unseen]), abs=0.05)
 
 
 def test_occurrences_of_a_group_are_in_one_fold():

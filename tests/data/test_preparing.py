@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +16,7 @@ from layermem_bench.cli import main
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
 from layermem_bench.data import shards, sources
-from layermem_bench.data.datatrove_tasks import write_by_tasks
-from layermem_bench.data.preparing import prepare, prepared_name, write_here
+from layermem_bench.data.preparing import open_sources, prepare, prepared_name
 from layermem_bench.data.tokenizers import load_tokenizer
 
 END = 256
@@ -113,7 +111,8 @@ def test_names_are_those_of_recorded_runs(tmp_path):
     asked = Data(source=str(tmp_path / "a.jsonl"))
     held = replace(asked, validation=str(tmp_path / "b.txt"))
     few = replace(asked, validation_share=0.05, max_documents=2)
-    assert [prepared_name(each, tokenizer) for each in (asked, held, few)] == [
+    asked = asked, held, few
+    assert [prepared_name(each, open_sources(each), tokenizer) for each in asked] == [
         "0e7d96775ebe595add2c",
         "299191e21e64990e7a83",
         "298dff034c3fc897bcd8",
@@ -198,17 +197,15 @@ def test_parts_of_a_document_fall_to_one_split_but_of_a_single_file(
 
 
 def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes(
-    tmp_path, tokenizer
+    tmp_path, tokenizer, monkeypatch
 ):
-    def never(shards):
-        raise AssertionError
-
     texts = [f"text {i}" for i in range(100)]
     asked = config(tmp_path, texts, block_size=8)
     first = prepare(asked, tokenizer)
-    assert prepare(replace(asked, block_size=16), tokenizer, write=never) == first
-    with pytest.raises(AssertionError):
-        prepare(config(tmp_path, [*texts, "more"]), tokenizer, write=never)
+    monkeypatch.delattr(shards.Shards, "write")
+    assert prepare(replace(asked, block_size=16), tokenizer) == first
+    with pytest.raises(AttributeError, match="write"):
+        prepare(config(tmp_path, [*texts, "more"]), tokenizer)
     first[0].path.write_bytes(first[0].path.read_bytes()[:-2])
     with pytest.raises(ValueError, match="damaged"):
         prepare(config(tmp_path, texts), tokenizer)
@@ -224,20 +221,15 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
         (["a"], {"validation": [""]}),
     ],
 )
-def test_a_split_without_documents_is_refused_and_leaves_nothing(
-    tmp_path, tokenizer, texts, fields
-):
+def test_a_split_without_documents_or_a_bad_line_leaves_nothing(tmp_path, tokenizer, texts, fields):
     if "validation" in fields:
         fields["validation"] = write(tmp_path / "v.jsonl", fields["validation"])
+    asked = config(tmp_path, texts, **fields)
     with pytest.raises(ValueError, match="data.validation"):
-        prepare(config(tmp_path, texts, **fields), tokenizer)
-    assert left(tmp_path / "cache") == []
-
-
-def test_a_bad_line_leaves_nothing(tmp_path, tokenizer):
-    asked = config(tmp_path, [f"text {i}" for i in range(100)])
-    (tmp_path / "a.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes() + b"{\n")
-    with pytest.raises(ValueError, match="line 101"):
+        prepare(asked, tokenizer)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("{\n")
+    with pytest.raises(ValueError, match=f"line {len(texts) + 1}"):
         prepare(asked, tokenizer)
     assert left(tmp_path / "cache") == []
 
@@ -245,12 +237,12 @@ def test_a_bad_line_leaves_nothing(tmp_path, tokenizer):
 @pytest.mark.slow
 def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path, tokenizer):
     code = (
-        "import os, sys; from layermem_bench.data import preparing, shards\n"
+        "import os, sys; from layermem_bench.data import preparing\n"
         "from layermem_bench.config.run import Data\n"
         "from layermem_bench.data.tokenizers import load_tokenizer\n"
-        "write = lambda each: (each.write(0), each.merge(), os.kill(os.getpid(), 9))\n"
+        "preparing.os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
         "data = Data(source=sys.argv[1], cache=sys.argv[2])\n"
-        "preparing.prepare(data, load_tokenizer('bytes'), write=write)"
+        "preparing.prepare(data, load_tokenizer('bytes'))"
     )
     asked = config(tmp_path, [f"text {i}" for i in range(100)])
     done = subprocess.run([sys.executable, "-c", code, asked.source, asked.cache])
@@ -267,48 +259,58 @@ def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer, monkeypatch
     assert train.dtype == "uint32" and documents(train)[0].startswith("text ")
 
 
-def test_tasks_that_ended_are_kept_and_shards_are_one_text(tmp_path, tokenizer):
-    """As datatrove runs them, in this process: the third task fails at first."""
-    asked = config(tmp_path, [f"text {i} " * (i % 9) for i in range(300)], validation_share=0.2)
-    first = prepare(replace(asked, cache=str(tmp_path / "other")), tokenizer)
-    written = []
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder of four files, from which a fifth is held out."""
+    (tmp_path / "corpus").mkdir()
+    for number in range(4):
+        texts = [f"text {i} " * (i % 9) for i in range(70 * number, 70 * number + 70)]
+        write(tmp_path / "corpus" / f"{number}.jsonl", texts)
+    source, cache = str(tmp_path / "corpus"), str(tmp_path / "one")
+    return Data(source=source, cache=cache, validation_share=0.2)
 
-    def fail(shards):
+
+def assert_same_tokens(splits, others):
+    for one, other in zip(splits, others, strict=True):
+        assert one.path.read_bytes() == other.path.read_bytes()
+        assert replace(other, path=one.path) == one
+
+
+def test_tasks_that_ended_are_kept_and_shards_are_one_text(corpus, tokenizer, monkeypatch):
+    """As datatrove runs them, in this process: the third task fails at first."""
+    asked, written = replace(corpus, cache=f"{corpus.cache}-by-tasks"), []
+
+    def fail(shards, workers):
         for rank in (0, 1):
             shards.write(rank)
         raise RuntimeError
 
-    def go_on(shards):
+    def go_on(shards, workers):
         written.extend(r for r in range(4) if not (shards.folder / f"{r:05d}.json").exists())
         for rank in written:
             shards.write(rank)
 
-    with pytest.raises(RuntimeError):
-        prepare(asked, tokenizer, 4, fail)
-    with pytest.raises(RuntimeError, match=r"\[2, 3\]"):
-        prepare(asked, tokenizer, 4, lambda shards: None)
-    again = prepare(asked, tokenizer, 4, go_on)
+    for write_by_tasks in (fail, lambda shards, workers: None):
+        monkeypatch.setattr(shards.Shards, "write_by_tasks", write_by_tasks)
+        with pytest.raises(RuntimeError):
+            prepare(asked, tokenizer, 4)
+    monkeypatch.setattr(shards.Shards, "write_by_tasks", go_on)
+    again = prepare(asked, tokenizer, 4)
     assert written == [2, 3] and left(asked.cache) == [again[0].path.parent.name]
-    for one, four in zip(first, again, strict=True):
-        assert one.path.read_bytes() == four.path.read_bytes()
-        assert replace(four, path=one.path) == one
+    assert_same_tokens(prepare(corpus, tokenizer), again)
 
 
 @pytest.mark.slow
-def test_datatrove_by_four_tasks_makes_the_tokens_of_one(tmp_path, tokenizer, monkeypatch):
+def test_datatrove_by_four_tasks_makes_the_tokens_of_one(tmp_path, corpus, tokenizer, monkeypatch):
     pytest.importorskip("datatrove")
-    asked = config(tmp_path, [f"text {i} " * (i % 9) for i in range(300)], validation_share=0.2)
     monkeypatch.setenv("LAYERMEM_CACHE", str(tmp_path / "four"))
     share = ["--data.validation-share", "0.2"]
-    main(["prepare", asked.source, *share, "--tasks", "4", "--workers", "2"])
-    four = prepare(replace(asked, cache=None), tokenizer, write=None)
-    for fewer in (partial(write_by_tasks, workers=1), write_here):
-        cache = str(tmp_path / str(fewer))
-        splits = prepare(replace(asked, cache=cache), tokenizer, 1, fewer)
-        for one, other in zip(splits, four, strict=True):
-            assert one.path.read_bytes() == other.path.read_bytes()
+    main(["prepare", corpus.source, *share, "--tasks", "4", "--workers", "2"])
+    monkeypatch.delattr(shards.Shards, "write_by_tasks")
+    four = prepare(replace(corpus, cache=None), tokenizer)
+    assert_same_tokens(prepare(corpus, tokenizer), four)
     with pytest.raises(SystemExit, match="--data.max-documents"):
-        main(["prepare", asked.source, "--data.max-documents", "3", "--tasks", "4"])
+        main(["prepare", corpus.source, "--data.max-documents", "3", "--tasks", "4"])
 
 
 MEMORY = """

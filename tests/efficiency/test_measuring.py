@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from forked import run_code
 from tiny import TINY
 
 from layermem import list_variants
@@ -43,60 +42,31 @@ def test_rounds_take_each_in_turn_and_leave_the_warm_up_out():
     assert len(time_interleaved({"a": lambda: None}, 2, "cpu", warm_up=3)["a"]) == 2
 
 
-def test_a_step_is_computed_as_its_shape_says():
-    kept = measuring.build("plain", **TINY)
-    measuring.step_of(kept, Shape(batch=1, tokens=4, checkpoint_activations=True))()
-    assert kept.is_gradient_checkpointing
-    layers, shape = kept.model.layers, Shape(batch=1, tokens=4, checkpoint_activations=True)
-    assert all(layer.gradient_checkpointing for layer in layers)
-    measuring.step_of(kept, replace(shape, checkpoint_every=2))()
-    again = [layer.gradient_checkpointing for layer in layers]
-    assert again == [number % 2 == 0 for number in range(len(layers))] and False in again
-
-
-@pytest.mark.parametrize(("micro_batches", "seconds"), [(1, 4.0), (2, 6.0), (5, 12.0)])
-def test_a_step_has_the_time_of_its_micro_batches_and_of_one_update(
-    micro_batches, seconds, monkeypatch
-):
-    """The first micro-batch takes 3 seconds, each that adds to its gradients 2, the update 1."""
-    now, parts = [0.0], []
-    monkeypatch.setattr(measuring, "read_clock", lambda device: now[0])
-
-    def compute():
-        now[0] += 2.0 if parts and parts[-1] == "compute" else 3.0
-        parts.append("compute")
-
-    def update():
-        now[0] += 1.0
-        parts.append("update")
-
-    step = measuring.TrainingStep(compute=compute, update=update, micro_batches=micro_batches)
-    assert time_interleaved({"a": step}, 3, "cpu") == {"a": [seconds] * 3}
-    parts.clear()
-    # Gradients are there while the second micro-batch is computed, as with more.
-    step()
-    assert parts == ["compute"] * min(micro_batches, 2) + ["update"]
-
-
-def test_a_step_adds_up_gradients_and_has_as_many_logits_as_its_shape_says(monkeypatch):
-    model, chunks, grads = measuring.build("plain", **TINY), [], []
+@pytest.mark.parametrize("loss_chunk", [0, 4])
+def test_a_step_is_computed_as_its_shape_says(loss_chunk, monkeypatch):
+    """Micro-batches add up their gradients before one update; every other layer is recomputed."""
+    model, chunks, gradients = measuring.build("plain", **TINY), [], []
     chunked = type(model)._chunked_loss
 
     def watched(self, outputs, labels, chunk, **kwargs):
         chunks.append(chunk)
         return chunked(self, outputs, labels, chunk, **kwargs)
 
+    def updated(self, *args, **kwargs):
+        gradients.append(model.model.norm.weight.grad.clone())
+
     monkeypatch.setattr(type(model), "_chunked_loss", watched)
-    weight = model.model.norm.weight
-    for chunk in (0, 4):
-        step = measuring.step_of(model, Shape(batch=1, tokens=8, micro_batches=3, loss_chunk=chunk))
-        for _ in range(2):
-            step.compute()
-            grads.append(weight.grad.clone())
-        torch.testing.assert_close(grads[-1], 2 * grads[-2])
-        step.update()
-        assert weight.grad is None
-        assert chunks == [chunk] * 2 * (chunk > 0)
+    monkeypatch.setattr(torch.optim.AdamW, "step", updated)
+    shape = Shape(batch=1, tokens=8, loss_chunk=loss_chunk)
+    for micro_batches in (1, 3):
+        torch.manual_seed(0)
+        measuring.step_of(model, replace(shape, micro_batches=micro_batches))()
+    torch.testing.assert_close(gradients[1], 3 * gradients[0])
+    assert chunks == [loss_chunk] * 4 * (loss_chunk > 0)
+    again = replace(shape, checkpoint_activations=True, checkpoint_every=2)
+    measuring.step_of(model, again)()
+    recomputed = [layer.gradient_checkpointing for layer in model.model.layers]
+    assert recomputed == [number % 2 == 0 for number in range(len(recomputed))]
 
 
 @pytest.mark.slow
@@ -163,47 +133,3 @@ def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
     # AdamW over lists of tensors makes up to two more copies of weights on its way, the loss a part
     # of one of the logits; and there are small tensors.
     assert 4 * weights + logits < peak < 6.5 * weights + 1.5 * logits
-
-
-# Prints the bytes of ten blocks that stay in memory when they are freed. The large block raises the
-# size up to which the C library keeps freed blocks, of which the last, in use, would hold them.
-FREED_BLOCKS = """
-import sys
-import torch
-from layermem_bench.efficiency.measuring import give_back_freed_memory, read_memory
-
-if sys.argv[1] == "give back":
-    give_back_freed_memory()
-large = torch.ones(8_000_000)
-del large
-before = read_memory("cpu", "now")
-blocks = [torch.ones(500_000) for _ in range(11)]
-del blocks[:10]
-print(read_memory("cpu", "now") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not (measuring._can_measure_peak() and platform.libc_ver()[0] == "glibc"),
-    reason="this system does not say its peak memory, or has another C library",
-)
-def test_freed_memory_is_given_back_whatever_was_freed_before(tmp_path):
-    def left(mode):
-        status, shown, errors = run_code(FREED_BLOCKS, mode, folder=tmp_path)
-        assert status == 0, errors
-        return int(shown)
-
-    assert left("keep") > 10 * 2_000_000
-    assert left("give back") < 2 * 2_000_000
-
-
-@pytest.mark.slow
-def test_compiled_and_half_precision_steps_are_measured(monkeypatch):
-    """The process that measures the peak would compile them once more."""
-    peaks = []
-    monkeypatch.setattr(measuring, "measure_peak_memory", lambda *asked: peaks.append(asked))
-    shape = Shape(batch=2, tokens=16, precision="bfloat16", mode="default")
-    model = ("lime", SHALLOW)
-    assert measure({"lime": model}, shape, repeats=2)["lime"].seconds > 0
-    assert peaks == [(model, shape)]

@@ -1,38 +1,22 @@
-"""Evaluation tasks: prompts against lm-eval's own, records in all forms, scores, cut prompts."""
+"""Evaluation tasks: records in all forms, examples, scores of lm-eval's own command, cuts."""
 
 import json
-import logging
 import lzma
-from pathlib import Path
 
 import pytest
 from eval_fixtures import docs
 
 from layermem_bench.analysis.checkpoints import open_checkpoints
 from layermem_bench.evals import benchmarks
-from layermem_bench.evals.task_catalog import DEFINITIONS, TASKS, find_tasks
-from layermem_bench.evals.task_records import expected_file, find_records, read_docs
+from layermem_bench.evals.task_catalog import TASKS, find_tasks
+from layermem_bench.evals.task_records import read_docs
 from layermem_bench.results.eval import EvalOptions
 
 lm_eval = pytest.importorskip("lm_eval")
 TaskManager = pytest.importorskip("lm_eval.tasks").TaskManager
-datasets = pytest.importorskip("datasets")
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "evals"
-OWN_FOLDERS = ("arc", "hellaswag", "openbookqa", "super_glue", "glue", "bigbench/multiple_choice")
-# The other definitions of BIG-bench differ from this one by their names alone.
 OF_BIGBENCH = "bigbench_logical_deduction_three_objects_multiple_choice"
-DIFFERENT = [name for name in TASKS if not name.startswith("bigbench") or name == OF_BIGBENCH]
 SHOTS = 3
-
-
-@pytest.fixture(scope="module")
-def own_tasks():
-    """lm-eval's own definitions of these tasks."""
-    root = Path(lm_eval.__file__).parent / "tasks"
-    return TaskManager(
-        include_defaults=False, include_path=[root / folder for folder in OWN_FOLDERS]
-    )
 
 
 def write(folder, task, of_splits):
@@ -50,48 +34,22 @@ def contexts(task, seed):
     return [task.fewshot_context(doc, SHOTS) for doc in task.eval_docs]
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_items_get_the_prompts_of_lm_eval(name, own_tasks, tmp_path, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_asked_with_other_examples_by_another_seed(name, tmp_path):
     task, of_splits = TASKS[name], docs(name, count=8)
-    mine, _ = benchmarks.load_tasks([name], [write(tmp_path, task, of_splits)])[name]
-    # The hub's data sets have a validation set beside; nothing is read of it here.
-    splits = {"validation": next(iter(of_splits.values())), **of_splits}
-    tables = {split: datasets.Dataset.from_list(items) for split, items in splits.items()}
-    with monkeypatch.context() as patch:
-        patch.setattr(datasets, "load_dataset", lambda **_: datasets.DatasetDict(tables))
-        own = name.replace("_three_objects", "")
-        theirs = own_tasks.load([own])["tasks"][own]
-    if task.split == "default":
-        # Its own definition names no split of examples, and can show an item as its own example.
-        theirs.fewshot_cfg.split = "default"
-    for doc, other in zip(mine.eval_docs, theirs.eval_docs, strict=True):
-        assert mine.doc_to_text(doc) == theirs.doc_to_text(other)
-        assert str(mine.doc_to_target(doc)) == str(theirs.doc_to_target(other))
-        assert mine.doc_to_choice(doc) == theirs.doc_to_choice(other)
-    for field in ("target_delimiter", "fewshot_delimiter", "output_type", "description"):
-        assert mine.config[field] == theirs.config[field]
-    metrics = [[each["metric"] for each in task.config.metric_list] for task in (mine, theirs)]
-    assert metrics[0] == metrics[1] and mine.VERSION == theirs.VERSION
-    for seed in (0, 1):
-        assert contexts(mine, seed) == contexts(theirs, seed)
+    mine, about = benchmarks.load_tasks([name], [write(tmp_path, task, of_splits)])[name]
+    assert (mine.config.task, mine.config.output_type) == (name, "multiple_choice")
+    assert "acc" in [metric["metric"] for metric in mine.config.metric_list]
+    assert len(mine.eval_docs) == 8 and about["items from"].startswith(task.stem)
+    for doc in mine.eval_docs:
+        place, choices = mine.doc_to_target(doc), mine.doc_to_choice(doc)
+        assert (place in choices) if isinstance(place, str) else (0 <= int(place) < len(choices))
     assert len(set(contexts(mine, 0)) - set(contexts(mine, 1))) > 4
 
 
-def test_definitions_of_bigbench_differ_by_their_names_alone():
-    definitions = []
-    for task in TASKS.values():
-        if task.schema == "bigbench":
-            definition = task.definition()
-            assert definition.pop("task") == task.name
-            # The hub has none of logical deduction.
-            is_there = [definition.pop(n, None) for n in ("dataset_path", "dataset_name")] != [
-                None
-            ] * 2
-            assert is_there == ("deduction" not in task.name) == bool(task.data_set)
-            definitions.append(definition)
-    assert len(definitions) == 7 and all(each == definitions[0] for each in definitions)
-    assert {path.stem for path in DEFINITIONS.glob("*.yaml")} == {*TASKS}
+def test_a_task_that_the_hub_does_not_have_needs_records(tmp_path):
+    with pytest.raises(ValueError, match="logical_deduction__three_objects.json"):
+        benchmarks.load_tasks([OF_BIGBENCH], [str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", ["copa", OF_BIGBENCH])
@@ -113,7 +71,7 @@ def test_records_as_the_hub_has_them(name, tmp_path):
     task, of_splits = TASKS[name], docs(name)
     items = [{**item, "more": 1} for item in of_splits[task.split]]
     folder = write(tmp_path, task, {task.split: items})
-    (paths,) = find_records([folder], task).values()
+    (paths,) = task.find_records([folder]).values()
     assert read_docs(task, paths) == of_splits[task.split]
 
 
@@ -161,11 +119,11 @@ def test_parts_of_a_bigbench_task_as_it_is_published(tmp_path):
         published = {"task_prefix": "Say.\n", "choice_prefix": "\n* ", "examples": [example]}
         text = json.dumps({**published, "append_choices_to_input": is_shown}, indent=1)
         (tmp_path / "bigbench" / f"key_value_maps__{part}.json").write_text(text)
-    (paths,) = find_records([str(tmp_path)], task).values()
+    (paths,) = task.find_records([str(tmp_path)]).values()
     first, second = read_docs(task, paths)
     assert first["inputs"] == "Say.\n\nQ: a\n* a dog\n* blue\n* red\nA:"
     assert second["inputs"] == "Say.\n\nQ: b\nA:" and second["targets"] == ["a dog", "blue"]
-    assert expected_file(task) == "key_value_maps.json"
+    assert task.expected_file == "key_value_maps.json"
 
 
 @pytest.mark.parametrize("name", ["copa", "arc_challenge"])
@@ -236,7 +194,7 @@ def test_ties_are_counted_and_values_that_are_not_finite_refused():
 
 def test_tasks_by_name():
     assert [task.name for task in find_tasks(["paper", "copa"])] == [*TASKS]
-    (task,) = find_tasks(["implicit_relations,"])
+    (task,) = find_tasks(["implicit_relations"])
     assert task.name == "bigbench_implicit_relations_multiple_choice"
     with pytest.raises(ValueError, match="did you mean implicit_relations"):
         find_tasks(["implicit_relation"])

@@ -114,11 +114,11 @@ def test_each_token_is_scored_once_with_as_much_context_as_promised(context, str
     for length in range(1, 40):
         parts = np.split(np.arange(1, length + 1), [length // 3, length // 2])
         scored = {}
-        for window in cut_windows(parts, context, stride, predecessor=0):
-            assert len(window.ids) <= context + 1
-            for place in range(len(window.ids) - window.scored, len(window.ids)):
-                assert window.ids[place] not in scored
-                scored[int(window.ids[place])] = place
+        for ids, count in cut_windows(parts, context, stride, predecessor=0):
+            assert len(ids) <= context + 1
+            for place in range(len(ids) - count, len(ids)):
+                assert ids[place] not in scored
+                scored[int(ids[place])] = place
         assert sorted(scored) == list(range(1, length + 1))
         assert all(n >= min(token, context - stride + 1) for token, n in scored.items())
 

@@ -9,7 +9,7 @@ from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.evals import solving
 from layermem_bench.tasks.registry import all_tasks, check_tokenizer, get_task
-from layermem_bench.train.learning.text import ProblemDataset, build_problem_datasets
+from layermem_bench.train.sequences import ProblemDataset, build_problem_datasets
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": (), "mqar": (), "chains": ()}
 # Their answers are read inside the sequence, and every word is one token.

@@ -29,7 +29,7 @@ from layermem_bench.study.definition import Observed
 from layermem_bench.study.records import read_record
 from layermem_bench.train.run import train
 
-BOARDS = [board("tiny").name for board in (full_attention, grouped_queries)]
+BOARDS = [board("tiny") for board in (full_attention, grouped_queries)]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
     for arm in ("lime", "plain"):
         run = a_run(folder, variant=arm, seed=3, max_steps=2, eval_every=1, save_every=0)
         records[arm] = {3: read_record(arm, run, train(run, folder / arm))}
-    by_board = dict.fromkeys(BOARDS, records)
+    by_board = {board.name: records for board in BOARDS}
     return Observing(scale="tiny", seeds=(3,), records=by_board, out=folder / "result")
 
 
@@ -82,8 +82,8 @@ def test_two_figures_by_their_commands_share_the_runs_that_are_trained(tmp_path,
 def test_routers_at_their_start_are_those_of_the_run(trained, tmp_path):
     still = {"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
     run = a_run(tmp_path, variant="lime", seed=3, max_steps=1, save_every=0, optim=still)
-    records = {"board": {"lime": {3: read_record("r", run, train(run, tmp_path / "run"))}}}
-    maps = inspecting.heatmaps(replace(trained, records=records), "board", by_head=True)
+    records = {BOARDS[0].name: {"lime": {3: read_record("r", run, train(run, tmp_path / "run"))}}}
+    maps = inspecting.heatmaps(replace(trained, records=records), BOARDS[0], by_head=True)
     assert list(maps) == ["lime", "lime at its start"]
     assert np.array_equal(maps["lime"][3], maps["lime at its start"][3])
     trained_maps = inspecting.heatmaps(trained, BOARDS[0], by_head=True)
@@ -93,7 +93,7 @@ def test_routers_at_their_start_are_those_of_the_run(trained, tmp_path):
 def test_weights_are_averaged_over_heads_and_then_normalised_as_in_section_5_4(trained):
     ours = inspecting.heatmaps(trained, BOARDS[0], by_head=False)["lime"][3]
     by_head = inspecting.heatmaps(trained, BOARDS[0], by_head=True)["lime"][3]
-    folder = Path(trained.records[BOARDS[0]]["lime"][3].folder, "final")
+    folder = Path(trained.of(BOARDS[0])["lime"][3].folder, "final")
     model = layermem.LimeForCausalLM.from_pretrained(folder)
     heads = model.config.num_key_value_heads
     for i, layer in enumerate(model.model.layers[1:], 1):
@@ -117,7 +117,7 @@ def test_analyses_are_used_again_for_the_same_weights_and_code(trained, tmp_path
     first = analyses()
     assert analyses() == first and len(begun) == 1
     # Trained again under one run id, as after a change of the code: here with other weights.
-    weights = Path(trained.records[BOARDS[0]]["lime"][3].folder, "final", "model.safetensors")
+    weights = Path(trained.of(BOARDS[0])["lime"][3].folder, "final", "model.safetensors")
     kept = load_file(weights)
     save_file({k: v + 0.1 for k, v in kept.items()}, weights, {"format": "pt"})
     second = analyses()
@@ -151,13 +151,13 @@ def test_tokens_saved_are_at_the_higher_last_loss(ours, theirs, share):
         made_up = {"name": "x", "run_id": "x", "folder": "runs/x", "state": "ended"}
         return RunRecord(**made_up, validations=tuple(curve))
 
-    records = {"b": {"lime": {0: a_run_of(ours)}, "plain": {0: a_run_of(theirs)}}}
+    records = {BOARDS[0].name: {"lime": {0: a_run_of(ours)}, "plain": {0: a_run_of(theirs)}}}
     made_up = Observing(scale="tiny", seeds=(0,), records=records, out=Path())
     if share is None:
         with pytest.raises(ValueError, match="--eval-every"):
-            list(inspecting.saved(made_up, "b", "tokens", "q"))
+            list(inspecting.saved(made_up, BOARDS[0], "tokens", "q"))
         return
-    observed, zero = inspecting.saved(made_up, "b", "tokens", "q")
+    observed, zero = inspecting.saved(made_up, BOARDS[0], "tokens", "q")
     assert observed.by_seed[0] == pytest.approx(share) and zero.by_seed == {0: 0.0}
 
 

@@ -40,9 +40,3 @@ def test_large_numbers_are_short(number, digits, text):
 
 def test_a_billion_bytes_is_a_gigabyte():
     assert [in_bytes(n, 3) for n in (8.21e9, 133_456_789, 512)] == ["8.21GB", "133MB", "512B"]
-
-
-def test_a_file_that_was_counted_and_not_measured_says_so():
-    part = cost_tables.given_section("t", Costs(command="the command", points=(point(2), point(4))))
-    assert part.paragraphs == ["Counted, not measured: it was written without --measure."]
-    assert len(part.tables) == 1 and part.commands == ["the command"]

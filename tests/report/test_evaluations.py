@@ -73,7 +73,7 @@ def compared(p, value=0.2, interval=(0.05, 0.35)):
     return {"two": Difference(value=value, interval=interval, p=p)}
 
 
-def test_differences_have_a_table():
+def test_differences_over_items_have_a_table():
     values = {"one": 0.5, "two": 0.7}
     told = result_of(
         row(values, "all", differences=compared(0.01)),
@@ -85,7 +85,9 @@ def test_differences_have_a_table():
         ["all", "+20% (+5% to +35%), p 0.010"],
         ["other", "+20% (+5% to +35%), p 0.200"],
     ]
-    assert build(told).sections[-1].commands == ["layermem eval made-up"]
+    (section, again) = build(told).sections
+    assert section.tables[1] == differences and not section.figures
+    assert again.commands == ["layermem eval made-up"]
 
 
 def test_means_over_seeds_and_differences_seed_by_seed():

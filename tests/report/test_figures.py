@@ -12,7 +12,7 @@ from made_up import a_comparison, a_result
 from layermem.models.registry import list_variants
 from layermem_bench.paper import get_artefact
 from layermem_bench.report import depth, drawings, figures
-from layermem_bench.results.analysis import DepthMixture
+from layermem_bench.results.analysis import DepthMixture, to_rows
 from layermem_bench.results.files import read_result
 from layermem_bench.results.intervals import Interval
 from layermem_bench.results.study import (
@@ -39,7 +39,6 @@ def drawn(name="a"):
         ),
         "bars": figures.bars({name: (0.1, 0.2, 0.3), "b": (0.0, 0.0, 0.1)}, up="y", chance=0.1),
         "forest": figures.forest({name: ONE, "one seed": SINGLE}, is_share=True, across="x"),
-        "against": figures.against({name: (8.0, ONE), "b": (8.0, SINGLE)}, across="x", up="y"),
         "heatmap": figures.heatmap(np.eye(4), across="x", up="y"),
         "large": figures.heatmap(np.eye(40), across="x", up="y"),
         "rows": figures.rows(np.eye(3), across="x", up=[name, "b", "c"]),
@@ -76,26 +75,16 @@ def test_every_variant_has_a_style_of_its_own_wherever_it_is_drawn():
 
 
 @pytest.mark.parametrize("count", [4, 19])
-def test_many_names_stand_below_the_axes(count, tmp_path):
+def test_many_names_stand_below_the_axes(count):
     """Within, they would hide the curves; outside of the figure nobody reads them."""
     series = {f"arm {i}": ([1, 2], [i, i]) for i in range(count)}
-    figures.save([figures.curves(series, across="tokens", up="loss")], tmp_path / "a.svg")
-    svg = ElementTree.parse(tmp_path / "a.svg")
-    whole = float(svg.getroot().get("height")[:-2])
-    assert (whole == pytest.approx(3.1 * 72)) == (count == 4)
+    drawn = figures.drawing(figures.curves(series, across="tokens", up="loss"))
+    svg = ElementTree.fromstring(drawn)
+    whole = float(svg.get("height")[:-2])
+    assert (whole == pytest.approx(3.4 * 72)) == (count == 4)
     at = {t.text: float(t.get("y")) for t in svg.iter("{http://www.w3.org/2000/svg}text") if t.text}
     named = [at[name] for name in series]
     assert max(named) < whole and (at["tokens"] < min(named)) == (count > 4)
-
-
-def test_a_file_has_the_format_of_its_name(tmp_path):
-    plot = figures.curves({"a": ([1], [1.0])}, across="x", up="y")
-    figures.save([plot, plot, plot], tmp_path / "new" / "a.png")
-    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
-    figures.save([plot], tmp_path / "a.svg")
-    assert "prefers-color-scheme:dark" in (tmp_path / "a.svg").read_text()
-    with pytest.raises(ValueError, match=r"\.svg, \.png or \.pdf"):
-        figures.check(tmp_path / "a.foo")
 
 
 def rows(*losses, tokens=10):
@@ -114,35 +103,26 @@ def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
     assert drawings.curves_of_arms({"a": three}, "tokens", "val_accuracy") == ({}, {})
 
 
-def test_curves_are_of_what_was_validated_and_say_what_is_missing(tmp_path):
+def test_curves_are_of_what_was_validated_and_say_what_is_missing():
     made = a_comparison({"plain": (1.0, None), "lime": (1.0, 1.5), "mudd": (2.0, 2.0)})
     runs = [r if r.arm == "mudd" else replace(r, validations=rows(3.0, 1.0)) for r in made.runs]
     result = replace(made, runs=tuple(runs))
-    (figure,) = drawings.learning_curves(result, result.boards[0])
+    figure, *_ = drawings.learning_curves(result, result.boards[0])
     assert ">lime<" in figure.svg and ">mudd<" not in figure.svg
     assert "ended of: plain." in figure.caption and "recorded of: mudd." in figure.caption
-    drawings.draw_curves(result, tmp_path / "curves.svg")
-    assert ">plain<" in (tmp_path / "curves.svg").read_text()
-    with pytest.raises(ValueError, match="no validation"):
-        drawings.draw_curves(made, tmp_path / "none.svg")
+    assert not list(drawings.learning_curves(made, made.boards[0]))
 
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Return what is asked of the drawing functions, which draw it."""
-    asked = []
+    """Return what curves are asked for, which are drawn."""
+    asked, draw = [], figures.curves
 
-    def watched(name):
-        draw = getattr(figures, name)
+    def watched(*args, **kwargs):
+        asked.append((args, kwargs))
+        return draw(*args, **kwargs)
 
-        def call(*args, **kwargs):
-            asked.append((args, kwargs))
-            return draw(*args, **kwargs)
-
-        monkeypatch.setattr(figures, name, call)
-
-    watched("curves")
-    watched("forests")
+    monkeypatch.setattr(figures, "curves", watched)
     return asked
 
 
@@ -159,7 +139,7 @@ def test_figure_6_of_the_record_is_drawn(seen):
     assert low[-1] < min(values) < max(values) < high[-1] and "no numbers" in figure.caption
 
 
-def test_the_papers_numbers_stand_beside_ours_in_lines_and_bars(seen):
+def test_the_papers_numbers_stand_beside_ours(seen):
     points = tuple(
         Point(quantity=f"right, {n}", arm=arm, line=arm, at=n)
         for arm in ("plain", "lime")
@@ -168,28 +148,20 @@ def test_the_papers_numbers_stand_beside_ours_in_lines_and_bars(seen):
     paper = PaperNumber(quantity="right, 6", arm="lime", value=0.716, where="", is_share=True)
     values = {f"right, {n}": {"plain": (0.3, 0.5), "lime": (0.5, 0.7)} for n in (4, 6)}
     metrics = dict.fromkeys(values, Metric(is_share=True, chance=0.1))
-    lines = Drawing(kind="lines", up="right answers", across="operands", points=points)
-    bars = Drawing(kind="bars", up="right answers")
-    result = a_result(
-        values, seeds=(0, 1), metrics=metrics, papers=(paper,), drawings=(lines, bars)
-    )
-    assert len(drawings.paper_figures(result)) == 2
-    ((series,), options), ((parts,), more) = seen
+    lines = Drawing(up="right answers", across="operands", points=points)
+    result = a_result(values, seeds=(0, 1), metrics=metrics, papers=(paper,), drawings=(lines,))
+    assert len(drawings.paper_figures(result)) == 1
+    (((series,), options),) = seen
     assert series["lime, the paper"] == ([6], [0.716]) and options["scale"] == "share"
     assert series["plain"] == ([4, 6], [0.4, 0.4])
-    assert {part: list(arms) for part, arms in parts.items()} == {"right, 6": ["plain", "lime"]}
-    assert more["marks"] == {("right, 6", "lime"): 0.716} and more["lines"] == {"right, 6": 0.1}
     # What is not evaluated is not drawn.
     assert not drawings.paper_figures(replace(result, rows=()))
 
 
-def a_mixture(place, sources, readers=("query", "key"), spread=0.5):
+def a_mixture(place, sources, readers=("query", "key")):
     size = len(readers), len(sources)
-    values = np.arange(1.0, 1 + size[0] * size[1]).reshape(size)
-    mean, deviation = (tuple(map(tuple, (by * values).tolist())) for by in (-1, spread))
-    return DepthMixture(
-        place=place, readers=readers, sources=sources, mean=mean, deviation=deviation
-    )
+    mean = to_rows(-np.arange(1.0, 1 + size[0] * size[1]).reshape(size))
+    return DepthMixture(place=place, readers=readers, sources=sources, mean=mean, deviation=mean)
 
 
 def test_the_weights_over_depth_have_a_map_for_each_reader():
@@ -198,14 +170,9 @@ def test_the_weights_over_depth_have_a_map_for_each_reader():
         a_mixture("layer 2, attention", ("layer 1", "embedding")),
         a_mixture("final norm", ("embedding", "layer 0", "layer 1"), readers=("residual",)),
     ]
-    places, sources, matrix = depth.tabulate(mixtures, "key", deviation=False)
+    places, sources, matrix = depth.tabulate(mixtures, "key")
     assert places == ["layer 1, attention", "layer 2, attention"]
     assert sources == ["embedding", "layer 0", "layer 1"]
     np.testing.assert_array_equal(matrix, [[-3, -4, np.nan], [-4, np.nan, -3]])
-    _, _, matrix = depth.tabulate(mixtures, "residual", deviation=True)
-    np.testing.assert_array_equal(matrix, [[0.5, 1, 1.5]])
-    section = depth.mixtures_section("mudd", mixtures)
-    readers = ["query", "key", "residual"]
-    assert [[name for name, _ in s.options] for s in section.switches] == [readers, readers]
-    same = [a_mixture("layer 0, mlp", ("embedding", "layer 0"), ("residual",), spread=0)]
-    assert len(depth.mixtures_section("denseformer", same).switches) == 1
+    (switch,) = depth.mixtures_section("mudd", mixtures).switches
+    assert [name for name, _ in switch.options] == ["query", "key", "residual"]

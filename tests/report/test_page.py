@@ -39,8 +39,9 @@ def test_everything_given_is_shown_and_escaped(tmp_path):
     assert path.read_text().count('<a href="#part-') == 8
 
 
-def test_a_table_is_columns_over_rows():
-    made = page.Table.over([1, 2], {"n": str, "square": lambda n: str(n * n)}, "c")
+def test_a_table_is_columns_over_rows_without_empty_ones():
+    columns = {"n": str, "nothing": lambda n: "", "square": lambda n: str(n * n)}
+    made = page.Table.over([1, 2], columns, "c")
     assert made.header == ["n", "square"] and made.texts() == [["1", "1"], ["2", "4"]]
     assert page.Table.of_columns({"n": ["1", "2"], "square": ["1", "4"]}, "c") == made
 
@@ -79,7 +80,7 @@ def test_in_a_browser_switches_and_links_work_and_nothing_fails(width, tmp_path)
     drawn = [figures.rows(np.full((2, 3), i / 4), across="x", up="y") for i in range(3)]
     options = [(f"layer {i}", page.Figure(svg=svg, caption="")) for i, svg in enumerate(drawn)]
     switches = [
-        page.Switch(label="one", options=options, first=2),
+        page.Switch(label="one", options=options),
         page.Switch(label="two", options=options[:2]),
     ]
     wide = [[page.Link("r1", "run-1"), *("a long cell of a wide table",) * 9]]
@@ -93,5 +94,5 @@ def test_in_a_browser_switches_and_links_work_and_nothing_fails(width, tmp_path)
     path.write_text(text.replace("</body>", f"{TELL}{USE}</body>"))
     told = ask(path, width, tmp_path / "profile")
     assert (told["width"], told["errors"], told["dead"], told["wide"]) == (width, [], [], False)
-    assert told["before"] == [[False, False, True], [True, False]]
+    assert told["before"] == [[False, False, True], [False, True]]
     assert told["after"] == [[True, False, False], [True, False]]

@@ -17,9 +17,8 @@ from small_run import a_run
 from layermem_bench import cli
 from layermem_bench.config.run import Labels, to_dict
 from layermem_bench.results.files import read_result
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, load_run
 from layermem_bench.results.study import LOSS, StudyResult
-from layermem_bench.train.run_config import load_run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

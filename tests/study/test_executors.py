@@ -229,7 +229,7 @@ def test_a_study_whose_process_group_is_stopped_stops_its_runs(tmp_path):
         "import sys; from pathlib import Path\n"
         "from layermem_bench.study.executors import LocalProcesses\n"
         "from layermem_bench.study.launching import train_missing\n"
-        "from layermem_bench.train.run_config import load_run\n"
+        "from layermem_bench.results.run_folder import load_run\n"
         "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]), LocalProcesses())\n"
     )
     process = subprocess.Popen(

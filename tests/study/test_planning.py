@@ -13,6 +13,7 @@ from layermem_bench.config.run import Data, Host, Labels, Model, Run
 from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.presets import get_preset
 from layermem_bench.report.study_tables import rates_table
+from layermem_bench.results.run_folder import load_run
 from layermem_bench.study.boards import board_of, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.planning import (
@@ -24,7 +25,6 @@ from layermem_bench.study.planning import (
     plain_parameters,
     tried_rates,
 )
-from layermem_bench.train.run_config import load_run
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 

@@ -15,7 +15,7 @@ from layermem_bench.tasks.registry import (
     get_task,
     vocabulary_and_length,
 )
-from layermem_bench.train.learning.text import build_problem_datasets
+from layermem_bench.train.sequences import build_problem_datasets
 
 SPLITS = ("train", "validation", "test")
 # Sizes of which there are so few problems that splits would meet without the rule.

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from layermem.models import registry as registry_of_models
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem_bench.config.run import Task
-from layermem_bench.evals.generation import GreedySettings, greedy, shared_greedy
+from layermem_bench.evals.generation import GreedySettings, greedy
 from layermem_bench.evals.solving import attempt, evaluate
 from layermem_bench.tasks import registry
 from layermem_bench.train.run import train
@@ -109,12 +109,12 @@ def generating(folder):
     prompts = [torch.randint(2, 61, (n,), generator=draw).tolist() for n in lengths]
     settings = GreedySettings(end=1, padding=0, max_new_tokens=12, batch_size=2)
     seen = {"alone": greedy(model, prompts, settings)}
-    seen["copied"] = shared_greedy(model, prompts, settings)
+    seen["copied"] = greedy(model, prompts, settings, shared=True)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    seen["sharded"] = shared_greedy(model, prompts, settings)
-    seen["none"] = shared_greedy(model, [], settings)
+    seen["sharded"] = greedy(model, prompts, settings, shared=True)
+    seen["none"] = greedy(model, [], settings, shared=True)
     return seen
 
 

@@ -18,12 +18,11 @@ from layermem_bench.cli.starting_run import resolve_run
 from layermem_bench.config.run import Data, Host, Model, Run, run_from_dict
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.presets import get_preset
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, recorded_run
 from layermem_bench.study.records import check_comparable, recorded_about
 from layermem_bench.train.host_models import load_host
-from layermem_bench.train.learning.text import TextLearning
+from layermem_bench.train.learning import TextLearning
 from layermem_bench.train.run import train
-from layermem_bench.train.run_config import recorded_run
 from layermem_bench.train.sequences import order_of
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
@@ -263,7 +262,9 @@ def test_a_row_has_the_mean_over_predicted_tokens(base, folder, tmp_path):
     ended = finetuned(folder, tmp_path / "run", *options, base=base, steps=1)
     run = recorded_run(ended)
     data = TextLearning(run).train_data
-    picked = itertools.islice(order_of(data, run.optim.batch_size, run.seed), run.optim.batch_size)
+    picked = itertools.islice(
+        order_of(len(data), run.optim.batch_size, run.seed), run.optim.batch_size
+    )
     ids = torch.stack([data[index]["input_ids"] for index in picked])
     model = AutoModelForCausalLM.from_pretrained(folder / base).eval()
     with torch.no_grad():

@@ -15,7 +15,6 @@ from layermem_bench.config import micro_batches
 from layermem_bench.config.run import Task
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train import loop as looping
-from layermem_bench.train.learning.text import TextLearning
 from layermem_bench.train.loop import Loop
 from layermem_bench.train.run import train
 
@@ -151,7 +150,7 @@ def letters(path, letter):
 @pytest.mark.parametrize("eval_blocks", [None, 3])
 def test_validation_is_of_the_validation_text_alone(tmp_path, monkeypatch, eval_blocks):
     learnt, judged = [], []
-    step, judging = Loop.train_step, TextLearning.judge
+    step, judging = Loop.train_step, looping.judge_tokens
 
     def train_on(self, batches):
         learnt.extend(batch["input_ids"].clone() for batch in batches)
@@ -162,7 +161,7 @@ def test_validation_is_of_the_validation_text_alone(tmp_path, monkeypatch, eval_
         return judging(model, inputs, chunk)
 
     monkeypatch.setattr(Loop, "train_step", train_on)
-    monkeypatch.setattr(TextLearning, "judge", staticmethod(judge))
+    monkeypatch.setattr(looping, "judge_tokens", judge)
     texts = {
         "source": letters(tmp_path / "a.jsonl", "a"),
         "validation": letters(tmp_path / "b.jsonl", "b"),

@@ -71,7 +71,7 @@ def test_a_run_on_a_task_has_its_shares_and_a_prompt_of_its_test_set(tmp_path, c
 @pytest.mark.parametrize("name", ["org/a: b #c", "org/'quoted' \"twice\"", "- [x]", "@odd: {y"])
 def test_names_that_mean_something_in_yaml_are_quoted(name, whole, tmp_path):
     run = a_run(tmp_path, preset=name, model={"pretrained": name})
-    learnt = Learnt(task="text-generation", data="letters | words", unit="token", usage="pass")
+    learnt = Learnt(data="letters | words")
     model = AutoModelForCausalLM.from_pretrained(whole.final)
     text = model_card(run, whole, model, learnt)
     data = yaml.safe_load(text.split("---\n", 2)[1])

@@ -5,9 +5,8 @@ from small_run import a_run
 
 from layermem_bench.config.run import Task
 from layermem_bench.tasks import registry
-from layermem_bench.train.learning.text import build_problem_datasets
 from layermem_bench.train.run import train
-from layermem_bench.train.sequences import DataOrder, data_digest, prompts_digest
+from layermem_bench.train.sequences import build_problem_datasets, digest, order_of
 
 
 def about(folder):
@@ -26,26 +25,26 @@ def test_a_run_records_what_it_learnt_and_not_only_where_it_lay(tmp_path):
 
 
 def test_problems_have_digests_of_their_own():
-    def digest(**changes):
+    def digest_of(**changes):
         task = Task(name="arithmetic", examples=20, validation=5, **changes)
         options = ("operands=2", "held_out=strict")
         task = Task(**{**task.__dict__, "options": options})
         tokenizer = registry.get_task("arithmetic").tokenizer(**task.fields())
-        return data_digest(*build_problem_datasets(task, tokenizer))
+        return digest([each.identity() for each in build_problem_datasets(task, tokenizer)])
 
-    assert digest() == digest() != digest(seed=1)
-    assert prompts_digest(["1+1", "2+2"]) != prompts_digest(["2+2", "1+1"])
+    assert digest_of() == digest_of() != digest_of(seed=1)
+    assert digest(["1+1", "2+2"]) != digest(["2+2", "1+1"])
 
 
 def test_every_epoch_is_a_permutation_of_its_own():
-    order = list(DataOrder(7, 21, seed=0))
+    order = list(order_of(7, 21, seed=0))
     epochs = [order[i : i + 7] for i in (0, 7, 14)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
 
 
 def test_the_length_is_kept_and_the_seed_decides():
-    assert len(list(DataOrder(7, 10, 0))) == 10
-    assert list(DataOrder(7, 10, 0)) == list(DataOrder(7, 10, 0)) != list(DataOrder(7, 10, 1))
+    assert len(list(order_of(7, 10, 0))) == 10
+    assert list(order_of(7, 10, 0)) == list(order_of(7, 10, 0)) != list(order_of(7, 10, 1))
     # A longer run begins as a shorter one.
-    assert list(DataOrder(7, 20, 3))[:10] == list(DataOrder(7, 10, 3))
+    assert list(order_of(7, 20, 3))[:10] == list(order_of(7, 10, 3))

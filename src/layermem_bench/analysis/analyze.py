@@ -45,8 +45,8 @@ def analyze(
         raise ValueError(
             f"there is no sequence of {options.length} tokens in {where}; lower --length"
         )
-    where, pieces = read_texts(options, first)
     asked = options.words or (), options.each, options.length
+    pieces = itertools.chain(texts, pieces)
     occurrences = find_occurrences(pieces, first.tokenizer, *asked, where)
 
     def analyze_model(checkpoint: Checkpoint) -> ModelAnalysis:

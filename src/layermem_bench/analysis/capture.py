@@ -21,7 +21,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from layermem.models.attention import Attention
-from layermem.models.decoder import Decoder
 from layermem.models.memories import active_memories
 from layermem.retrofit.hosts import find_host, find_module, measure
 from layermem_bench.analysis.texts import Occurrence
@@ -105,21 +104,22 @@ def capture(
             f"tp_size={degree}: each process has the values of some heads only; load the "
             'model without a tp_plan, or capture kinds=("hidden",)'
         )
-    device = next(model.parameters()).device
     for batch in batches:
         inputs = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
-        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
         arrays: dict[Place, np.ndarray] = {}
         with ExitStack() as hooks, torch.inference_mode():
             hooks.callback(model.train, model.training)
             model.eval()
             for i, layer in enumerate(layers):
                 if "hidden" in kinds:
-                    keep = partial(_keep, arrays, ("hidden", i), _first)
-                    hooks.callback(layer.register_forward_hook(keep).remove)
+                    _register(hooks, layer, _keeper(arrays, ("hidden", i), _first))
                 if "routed" in kinds:
                     module, select = _find_values(model, layer)
-                    keep = partial(_keep, arrays, ("routed", i), select)
+                    # Attached memory replaces what a projection returns by a forward hook, which
+                    # it moves when a forward begins to a projection that is new (as LoRA's): ours
+                    # is registered after that.
+                    keep = _keeper(arrays, ("routed", i), select)
                     begin = partial(_register, hooks, module, keep)
                     hooks.callback(layer.register_forward_pre_hook(begin).remove)
             # The base model alone: the head's logits are large and no layer depends on them.
@@ -129,35 +129,29 @@ def capture(
         yield CapturedBatch(ids=ids.cpu().numpy(), mask=mask.cpu().numpy(), arrays=arrays)
 
 
-def _keep(
-    arrays: dict[Place, np.ndarray],
-    place: Place,
-    select: Callable[[Any], Tensor],
-    module: nn.Module,
-    inputs: Any,
-    output: Any,
-) -> None:
-    """Keep what a module computes; raise if this forward has run its layer before."""
-    if place in arrays:
-        raise ValueError(
-            f"layer {place[1]} runs several times in a forward, of which the last alone would "
-            "be captured: give a decoder whose layers run once"
-        )
-    # A copy even where it is float32 on the CPU already: models change tensors in place later.
-    arrays[place] = select(output).detach().to("cpu", torch.float32, copy=True).numpy()
+def _register(hooks: ExitStack, module: nn.Module, hook: Callable[..., None], *_: Any) -> None:
+    hooks.callback(module.register_forward_hook(hook).remove)
+
+
+def _keeper(
+    arrays: dict[Place, np.ndarray], place: Place, select: Callable[[Any], Tensor]
+) -> Callable[..., None]:
+    """Return a hook that keeps what a module computes, and refuses a layer that runs again."""
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        if place in arrays:
+            raise ValueError(
+                f"layer {place[1]} runs several times in a forward, of which the last alone would "
+                "be captured: give a decoder whose layers run once"
+            )
+        # A copy even of float32 on the CPU: models change tensors in place later.
+        arrays[place] = select(output).detach().to("cpu", torch.float32, copy=True).numpy()
+
+    return keep
 
 
 def _first(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) else output
-
-
-def _register(hooks: ExitStack, module: nn.Module, keep: Callable[..., None], *_: Any) -> None:
-    """Have what a module returns be kept, from when its layer begins.
-
-    Attached memory replaces what a projection returns by a forward hook, which it moves when a
-    forward begins to a projection that is new (as LoRA's): ours is registered after that.
-    """
-    hooks.callback(module.register_forward_hook(keep).remove)
 
 
 def _find_values(
@@ -195,16 +189,13 @@ def sequences_at_once(model: PreTrainedModel, length: int, memory: int = 2**27) 
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the layers of a decoder: of another library's the first ``ModuleList`` of its depth.
+    """Return the layers of a decoder: the first ``ModuleList`` of its depth.
 
-    A layer may have longer lists inside, such as experts; without a depth it is the longest list.
+    A layer may have longer lists inside, such as experts.
     """
+    config: Any = getattr(model, "config", None)
+    depth = config and config.get_text_config().num_hidden_layers
     for module in model.modules():
-        if isinstance(module, Decoder):
-            return module.layers
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ValueError(f"{type(model).__name__} has no list of layers; give a decoder")
-    config = getattr(model, "config", None)
-    depth = getattr(config and config.get_text_config(), "num_hidden_layers", None)
-    return next((each for each in lists if len(each) == depth), max(lists, key=len))
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return module
+    raise ValueError(f"{type(model).__name__} has no list of layers; give a decoder")

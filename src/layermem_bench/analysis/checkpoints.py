@@ -3,9 +3,7 @@
 Opening reads a config and a tokenizer; weights are read by ``load_model``, after all other checks.
 """
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,13 @@ from layermem_bench.analysis.earlier_stages import read_lineage
 from layermem_bench.config.run import Data, Run
 from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A checkpoint whose weights are not loaded yet."""
 
     name: str
-    """Its name in the result: the end of its path, as long as needed to differ from the other's."""
+    """The end of its path, as long as needed to differ from the other's."""
     location: Path | str
     """Folder of the saved model or of an adapter, or its name on the hub."""
     tokenizer: Any
@@ -75,51 +71,28 @@ def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> li
     parts = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
     if len(set(parts)) < len(parts):
         raise ValueError(f"{' and '.join(paths)} are one checkpoint; give different ones")
-    names = unique_names(parts)
-    checkpoints = [_open_checkpoint(path, name) for path, name in zip(paths, names, strict=True)]
-    if one_vocabulary and len(checkpoints) == 2:
-        first, second = checkpoints
-        if first.tokenizer.get_vocab() != second.tokenizer.get_vocab():
-            raise ValueError(
-                f"{first.name} and {second.name} have different tokenizers, so the models cannot "
-                "be compared token by token; analyze them one at a time"
-            )
-    return checkpoints
+    opened = list(map(_open_checkpoint, paths, unique_names(parts)))
+    vocabularies = [each.tokenizer.get_vocab() for each in opened] if one_vocabulary else []
+    if any(other != vocabularies[0] for other in vocabularies[1:]):
+        raise ValueError(
+            f"{' and '.join(each.name for each in opened)} have different tokenizers, so the "
+            "models cannot be compared token by token; analyze them one at a time"
+        )
+    return opened
 
 
 def load_model(
     checkpoint: Checkpoint, *, with_head: bool = False, dtype: torch.dtype | str = torch.float32
 ) -> Any:
-    """Load the model, in float32, to a GPU if there is one; raise if it lacks any weights.
+    """Load the model, attached or not, to a GPU if there is one; raise if it lacks any weights.
 
     With ``with_head`` it is to predict the next token, so that an encoder is refused. Without it
-    the head may be missing: nothing is predicted.
+    the head may be missing: nothing is predicted. ``dtype``: "auto" is that of the saved weights.
     """
-    location, revision = checkpoint.location, checkpoint.revision
-    model = _load_whole(location, dtype, with_head=with_head, revision=revision)
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    if with_head:
-        check_causal(model)
-    return model
-
-
-def load_final(location: Path) -> Any:
-    """Return the final model of a run, attached or not, as it was saved; refuse one that lacks
-    weights."""
-    return _load_whole(location, "auto", with_head=True)
-
-
-def _load_whole(
-    location: Path | str,
-    dtype: torch.dtype | str,
-    *,
-    with_head: bool,
-    revision: str | None = None,
-) -> Any:
-    """Return a model, attached or not; refuse one that lacks weights, but for the head's."""
+    location = checkpoint.location
     load = load_attached if is_attached(location) else AutoModelForCausalLM.from_pretrained
-    of_hub = {} if revision is None else {"revision": revision}
-    with _explain_missing_model(location), naming_source(location):
+    of_hub = {} if checkpoint.revision is None else {"revision": checkpoint.revision}
+    with naming_source(location):
         model, info = load(location, dtype=dtype, output_loading_info=True, **of_hub)
     # Any other missing weight would be measured at its random start.
     prefix = "" if with_head else f"{model.base_model_prefix}."
@@ -128,6 +101,9 @@ def _load_whole(
             f"{location} lacks {len(missing)} of the model's weights, such as {missing[0]}: it is "
             "damaged, or of another architecture than its config.json says; save it again"
         )
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if with_head:
+        check_causal(model)
     return model
 
 
@@ -158,15 +134,15 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         raise ValueError(
             f"{path} is a run that has not ended; let it end, or name one of its checkpoints"
         )
-    if Path(path).is_absolute() and not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    if not Path(path).exists():
-        logger.info("there is no folder %s here: the hub is asked for a model of this name", path)
     location = folder.final if is_run else path
-    run = recorded_run(folder) if is_run else None
     base, revision = find_base(location) if is_attached(location) else (location, None)
-    with _explain_missing_model(base):
+    try:
         AutoConfig.from_pretrained(base, revision=revision or "main")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no model at {base}: expected a run folder, a saved model, or a name on the hub that "
+            f"can be reached ({error})"
+        ) from error
     # Asked once there is a model; what is pushed from here on is not mixed with it.
     revision = find_commit(base, revision=revision) or revision
     lineage = read_lineage(location, revision)
@@ -175,7 +151,7 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         name=name,
         location=location,
         tokenizer=_load_tokenizer(location) if has_tokenizer else _load_tokenizer(base, revision),
-        run=run,
+        run=recorded_run(folder) if is_run else None,
         text=lineage.stages[-1].text if lineage.stages else None,
         goes_on=lineage.before is not None and bool(lineage.stages),
         folder=folder if is_run else None,
@@ -186,25 +162,15 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
 
 def _load_tokenizer(location: Path | str, revision: str | None = None) -> Any:
     """Return the tokenizer of a checkpoint; raise if there is none."""
-    mend = "save the one that it was trained with beside it (tokenizer.save_pretrained)"
+    reason = "it has no words"
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, revision=revision or "main")
+        # Of some families transformers makes one without words where there are no files.
+        if len(tokenizer) > len(set(tokenizer.all_special_ids)):
+            return tokenizer
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"the model {location} has no tokenizer ({reason}); {mend}") from error
-    # Of some families transformers makes one without words where there are no files.
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise ValueError(f"the model {location} has no tokenizer; {mend}")
-    return tokenizer
-
-
-@contextmanager
-def _explain_missing_model(path: Path | str) -> Iterator[None]:
-    """Say what was expected where transformers finds no model."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no model at {path}: expected a run folder, a saved model, or a name on the hub that "
-            f"can be reached ({error})"
-        ) from error
+    raise ValueError(
+        f"the model {location} has no tokenizer ({reason}); save the one that it was trained with "
+        "beside it (tokenizer.save_pretrained)"
+    )

@@ -4,7 +4,7 @@
                          "stages": [{"run_id": "2a2dea647461", "documents": "hashes", ...}]}
 
 A run refuses validation data that an earlier stage trained on. It also refuses a model whose
-training history is missing or damaged. Documents and problems of files are known by a sketch of
+training history is damaged. Documents and problems of files are known by a sketch of
 their hashes, which says how many are missed (``data.document_hashes``). Drawn problems have none:
 each is on one side of the split by its own hash, in every run.
 
@@ -53,10 +53,8 @@ class Lineage:
 
     def stage_that_learnt(self, documents: Sketch) -> Stage | None:
         """Return the last stage that trained on some of these documents."""
-        for stage in reversed(self.stages):
-            if documents.copies_in(Sketch.from_text(stage.documents)):
-                return stage
-        return None
+        stages = reversed(self.stages)
+        return next((s for s in stages if documents.copies_in(Sketch.from_text(s.documents))), None)
 
     def __str__(self) -> str:
         unknown = self.before and f"{self.before}, whose training data are unknown"
@@ -79,17 +77,16 @@ def write_lineage(config: Any, lineage: Lineage) -> None:
 def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
     """Return the lineage of a saved model, in a folder or on the hub.
 
-    What is damaged, or what a run wrote and is lost, is an error. What cannot be read at all is
-    left to whoever loads the model.
+    A damaged one is an error. What cannot be read at all is left to whoever loads the model.
     """
     saved = _saved_config(location, revision)
-    if LINEAGE not in saved and not _is_of_a_run(Path(location)):
+    if LINEAGE not in saved:
         return Lineage(before=str(location))
     try:
         lineage = from_dict(Lineage, saved[LINEAGE], "")
         if not lineage.stages:
             raise ValueError("it has no stage")
-    except (KeyError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"config.json of {location} does not say what the model was trained on ({LINEAGE}: "
             f"{error}): put back the file that the run wrote, or train it again"
@@ -111,11 +108,6 @@ def check_earlier_stages(run: Run, held_out: Sketch) -> Lineage:
     return lineage
 
 
-def has_learnt(lineage: Lineage, documents: Sketch) -> bool:
-    """Return whether a model was trained on some of these documents."""
-    return lineage.stage_that_learnt(documents) is not None
-
-
 def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, Any]:
     from transformers import PreTrainedConfig
 
@@ -129,10 +121,3 @@ def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, An
     routers = Path(location, "routers.json")
     settings = json.loads(routers.read_text(encoding="utf-8")) if routers.is_file() else {}
     return saved | {LINEAGE: settings[LINEAGE]} if LINEAGE in settings else saved
-
-
-def _is_of_a_run(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint of a run, or the final model in a run's folder."""
-    whole = folder.resolve()
-    is_final = whole.name == "final" and (whole.parent / "metrics.jsonl").exists()
-    return folder.is_dir() and (is_final or (folder / ORIGIN).exists())

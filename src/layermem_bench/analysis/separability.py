@@ -5,7 +5,7 @@ one is logistic regression. Letters: N occurrences, F features.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +23,14 @@ from torch import nn
 
 from layermem_bench.analysis.capture import KINDS, Place, Subject
 from layermem_bench.analysis.entropy import check_finite
-from layermem_bench.analysis.texts import Occurrence
-from layermem_bench.results.analysis import FOLDS as FOLDS
-from layermem_bench.results.analysis import Layout, Probe, ProbeAccuracy, to_rows
+from layermem_bench.results.analysis import (
+    FOLDS,
+    Layout,
+    Probe,
+    ProbeAccuracy,
+    Representation,
+    to_rows,
+)
 
 
 def words_by_layer(subject: Subject) -> Mapping[str, Any]:
@@ -35,44 +40,50 @@ def words_by_layer(subject: Subject) -> Mapping[str, Any]:
     layer at width 2048.
     """
     seed, layers = subject.options.seed, range(subject.model.config.num_hidden_layers)
+
+    def accuracy(probe: Probe, kind: Representation) -> ProbeAccuracy:
+        of_layers = [
+            separability(vectors[kind, layer], labels, probe=probe, seed=seed) for layer in layers
+        ]
+        return ProbeAccuracy(
+            mean=tuple(each.mean for each in of_layers),
+            deviation=tuple(each.deviation for each in of_layers),
+            shuffled=tuple(each.shuffled for each in of_layers),
+            chance=of_layers[0].chance,
+        )
+
     with TemporaryDirectory(prefix="layermem-", ignore_cleanup_errors=True) as folder:
-        vectors, labels = vectors_on_disk(subject, Path(folder))
-        accuracies = {
-            probe: {
-                kind: _of_layers(
-                    separability(vectors[kind, layer], np.array(labels), probe=probe, seed=seed)
-                    for layer in layers
-                )
-                for kind in KINDS
-            }
-            for probe in get_args(Probe)
-        }
+        vectors, labels = _vectors_on_disk(subject, Path(folder))
+        accuracies = {p: {kind: accuracy(p, kind) for kind in KINDS} for p in get_args(Probe)}
         points = {layer: embed(vectors["routed", layer], seed=seed).round(3) for layer in layers}
     in_layers = {layer: to_rows(array) for layer, array in points.items()}
-    layout = Layout(labels=tuple(labels), layers=in_layers)
+    layout = Layout(labels=tuple(labels.tolist()), layers=in_layers)
     return {"separability": accuracies, "layout": layout}
 
 
-def vectors_on_disk(subject: Subject, folder: Path) -> tuple[dict[Place, np.ndarray], list[int]]:
-    """Return the vectors [N, F] at all occurrences by place, in files of a folder, and their
-    words."""
-    by_text: dict[str, list[Occurrence]] = {}
-    for occurrence in subject.occurrences:
-        by_text.setdefault(occurrence.text, []).append(occurrence)
+def _vectors_on_disk(
+    subject: Subject, folder: Path
+) -> tuple[Mapping[Place, np.ndarray], np.ndarray]:
+    """Return the vectors [N, F] at all occurrences by place, in files, and their words [N]."""
+    count = len(subject.occurrences)
+    texts = list(dict.fromkeys(occurrence.text for occurrence in subject.occurrences))
+    row_of = {text: row for row, text in enumerate(texts)}
+    # In the order in which texts are read.
+    ordered = sorted(subject.occurrences, key=lambda occurrence: row_of[occurrence.text])
+    rows = np.array([row_of[occurrence.text] for occurrence in ordered])
+    tokens = np.array([occurrence.token for occurrence in ordered])
     vectors: dict[Place, np.ndarray] = {}
-    remaining, words = iter(by_text.values()), list[int]()
-    for captured in subject.captured(list(by_text), "words"):
-        # Rows of the batch come first: the texts go on to the next batch.
-        for row, in_text in zip(range(len(captured.ids)), remaining, strict=False):
-            for occurrence in in_text:
-                for place, array in captured.arrays.items():
-                    if place not in vectors:
-                        shape = len(subject.occurrences), array.shape[-1]
-                        file = folder / f"{place[0]}-{place[1]}"
-                        vectors[place] = np.memmap(file, np.float32, "w+", shape=shape)
-                    vectors[place][len(words)] = array[row, occurrence.token]
-                words.append(occurrence.word)
-    return vectors, words
+    first = 0
+    for captured in subject.captured(texts, "words"):
+        end = first + len(captured.ids)
+        here = (first <= rows) & (rows < end)
+        for place, array in captured.arrays.items():
+            if place not in vectors:
+                file, shape = folder / f"{place[0]}-{place[1]}", (count, array.shape[-1])
+                vectors[place] = np.memmap(file, np.float32, "w+", shape=shape)
+            vectors[place][here] = array[rows[here] - first, tokens[here]]
+        first = end
+    return vectors, np.array([occurrence.word for occurrence in ordered])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +108,6 @@ class Separability:
         return float(np.std(self.folds))
 
 
-def _of_layers(probed: Iterator[Separability]) -> ProbeAccuracy:
-    results = list(probed)
-    return ProbeAccuracy(
-        mean=tuple(result.mean for result in results),
-        deviation=tuple(result.deviation for result in results),
-        shuffled=tuple(result.shuffled for result in results),
-        chance=results[0].chance,
-    )
-
-
 def separability(
     features: np.ndarray,
     labels: np.ndarray,
@@ -127,18 +128,16 @@ def separability(
     shuffled = _shuffle(labels, groups, np.random.default_rng(seed))
     predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
     folding = StratifiedKFold if groups is None else StratifiedGroupKFold
+    splits = folding(folds, shuffle=True, random_state=seed)
 
-    def accuracies(of_labels: np.ndarray) -> list[float]:
-        on_folds = []
-        splits = folding(folds, shuffle=True, random_state=seed).split(features, of_labels, groups)
-        for train, test in splits:
-            fitted_to = features[train], of_labels[train]
-            predicted = predict(*fitted_to, features[test], len(classes), seed)
-            on_folds.append(float((predicted == of_labels[test]).mean()))
-        return on_folds
+    def accuracies(of: np.ndarray) -> tuple[float, ...]:
+        return tuple(
+            float((predict(features[a], of[a], features[b], len(classes), seed) == of[b]).mean())
+            for a, b in splits.split(features, of, groups)
+        )
 
     return Separability(
-        folds=tuple(accuracies(labels)),
+        folds=accuracies(labels),
         shuffled=float(np.mean(accuracies(shuffled))),
         chance=float(np.bincount(labels).max() / len(labels)),
     )
@@ -170,9 +169,7 @@ def _predict_by_paper_probe(
             optimizer.zero_grad()
             nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
             optimizer.step()
-    with torch.no_grad():
-        predictions: np.ndarray = layer(torch.from_numpy(unseen)).argmax(1).numpy()
-    return predictions
+    return np.asarray(layer(torch.from_numpy(unseen)).detach().argmax(1))
 
 
 def _predict_by_converged_probe(

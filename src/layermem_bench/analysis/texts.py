@@ -16,7 +16,7 @@ from layermem_bench.analysis.checkpoints import Checkpoint
 from layermem_bench.config.run import Task
 from layermem_bench.data.sources import open_source
 from layermem_bench.results.analysis import FOLDS, AnalysisOptions
-from layermem_bench.tasks.problems import Problem, Queried
+from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import get_task
 
 # Seeds of which problems are drawn in search of rare words, at most.
@@ -113,19 +113,18 @@ def read_problems(task: Task) -> Iterator[str]:
     definition, seen = get_task(str(task.name)), set[int]()
     for seed in range(task.seed, task.seed + _SEEDS):
         problems = definition.problems("test", task.test, seed, **task.fields())
-        new = [text for text in map(_text_of, problems) if hash(text) not in seen]
+        # The prompt of a problem with queries is the whole sequence; its answers are labels.
+        texts = (
+            problem.prompt
+            if isinstance(problem, Queried)
+            else f"{problem.prompt}{problem.solution}"
+            for problem in problems
+        )
+        new = {hash(text): text for text in texts if hash(text) not in seen}
         if not new:
             return
-        seen.update(map(hash, new))
-        yield from dict.fromkeys(new)
-
-
-def _text_of(problem: Problem) -> str:
-    """Return the sequence that a model is trained on."""
-    # The prompt of a problem with queries is the whole sequence; its answers are labels.
-    if isinstance(problem, Queried):
-        return problem.prompt
-    return f"{problem.prompt}{problem.solution}"
+        seen.update(new)
+        yield from new.values()
 
 
 def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:
@@ -140,6 +139,5 @@ def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> It
 
 def _select_task(options: AnalysisOptions, checkpoint: Checkpoint) -> Task | None:
     """Return the task whose problems are the texts; None: a text is read."""
-    if options.text is not None or checkpoint.run is None or checkpoint.run.task.name is None:
-        return None
-    return checkpoint.run.task
+    task = checkpoint.run.task if checkpoint.run and options.text is None else Task()
+    return task if task.name else None

@@ -42,8 +42,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
               retrofit MODEL, recipe
   eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
   analyze     what goes on inside a checkpoint: entropy, probes, layouts, routers
-  report      one page about recorded runs, or their curves: --figure FILE,
-              or one long table: --table FILE
+  report      one page about recorded runs, or one long table: --table FILE
   list        presets, variants, tasks, evals, studies
   costs       parameters, FLOPs, time and memory of variants; what a run takes
               on a cluster: --gpus N --device NAME
@@ -70,7 +69,6 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
 _PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "train": train.parse,
     "study": study.parse,
-    "list": listing.parse,
     "models": models.parse,
 }
 _PLUGIN = "--plugin"

@@ -19,8 +19,6 @@ class Analyze(AnalysisOptions):
     """A second one, shown beside it; its tokenizer must be the same."""
     out: Path = Path("analysis")
     """Folder for analysis.json and the page."""
-    figure: Path | None = None
-    """File (svg, png, pdf) for one figure of it all, beside the page."""
 
     def analysis_options(self) -> AnalysisOptions:
         """Return the options that are recorded with the result."""
@@ -33,14 +31,9 @@ def analyze(options: Analyze, command: str) -> None:
 
     from layermem_bench.analysis.analyze import analyze as analyze_checkpoints
     from layermem_bench.report import analysis as report
-    from layermem_bench.report import figures
 
-    if options.figure is not None:
-        figures.check(options.figure)
     transformers_logging.disable_progress_bar()
     checkpoints = [path for path in (options.checkpoint, options.against) if path is not None]
     analysis = analyze_checkpoints(checkpoints, options.analysis_options(), options.out, command)
     show(report.table(analysis))
-    if options.figure is not None:
-        report.draw(analysis, options.figure)
     write(report.build(analysis), options.out)

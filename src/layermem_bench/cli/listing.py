@@ -1,66 +1,46 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from layermem_base.number_ranges import at_least, between, number
-from layermem_bench.cli.options import read_options
+from layermem_base.number_ranges import at_least, number
 from layermem_bench.cli.screen import format_plainly, screen, show
+
+if TYPE_CHECKING:
+    from layermem_bench.report.page import Table
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListAny:
     """Show what there is, those of plugins too: presets with what they cost as the plain decoder,
-    variants with what they add at the shape of paper-1b-gqa, tasks, evals (evaluation tasks) or
-    studies. `layermem list tasks arithmetic` shows problems of a task."""
+    variants with what they add at the shape of paper-1b-gqa, tasks, evals (evaluation tasks:
+    which have records, which need the hub) or studies (the paper's artefacts with where they
+    stand, and those of plugins). `layermem list tasks arithmetic` shows problems of a task."""
 
     kind: tyro.conf.Positional[Literal["presets", "variants", "tasks", "evals", "studies"]]
-    """What is shown; some have options of their own: layermem list tasks --help."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListTasks:
-    """List the tasks, or show problems of one and what they are like."""
-
+    """What is shown."""
     name: tyro.conf.Positional[str | None] = None
-    """The task; none: all are listed with their options."""
+    """Of tasks: the one whose problems are shown; none: all are listed with their options."""
     count: int = number(1000, at_least(1))
-    """Problems to describe."""
+    """Problems of a task to describe."""
     show: int = number(3, at_least(0))
-    """Problems to print."""
-    seed: int = number(0, at_least(0))
-    """Seed of the problems."""
+    """Problems of a task to print."""
     split: Literal["train", "validation", "test"] = "train"
-    """Split they are of."""
+    """Split of a task's problems."""
     task_options: tuple[str, ...] = ()
-    """What the task is made of, each NAME=VALUE; `layermem list tasks` alone shows which there
-    are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListEvals:
-    """List the evaluation tasks of `layermem eval`: which have records, which need the hub."""
-
+    """What a task is made of, each NAME=VALUE; `layermem list tasks` shows which there are."""
     records: tuple[str, ...] = ()
-    """Folders of records."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListStudies:
-    """List the studies: the paper's artefacts with where they stand, and those of plugins."""
-
-    seeds: int | None = number(None, between(1, 1000))
-    """Seeds; None: 5 (tiny), 3 (small) or 1 (paper)."""
+    """Folders of records, for evals."""
     out: Path = Path("runs")
-    """Folder of results."""
+    """Folder of results, for studies."""
 
 
-def _presets(options: ListAny) -> None:
+def _presets(options: ListAny) -> "Table":
     from layermem_bench import presets
     from layermem_bench.efficiency.costs import run_cost
     from layermem_bench.report.numbers import with_unit
@@ -78,7 +58,7 @@ def _presets(options: ListAny) -> None:
         rows.append([name, *numbers, presets.description(name)])
     header = ["preset", "parameters", "tokens", "FLOPs", "what it is"]
     caption = f"Parameters and FLOPs: of plain. Variants: {', '.join(_variant_names())}"
-    show(Table(header=header, rows=rows, caption=caption))
+    return Table(header=header, rows=rows, caption=caption)
 
 
 def _variant_names() -> list[str]:
@@ -86,15 +66,17 @@ def _variant_names() -> list[str]:
     from layermem_bench.efficiency.variant_facts import read_facts
 
     registry = sys.modules.get("layermem.models.registry")
-    return [row.name for row in read_facts()] if registry is None else registry.list_variants()
+    return (
+        [row["variant"] for row in read_facts()] if registry is None else registry.list_variants()
+    )
 
 
-def _variants(options: ListAny) -> None:
-    from layermem_bench.efficiency.variant_facts import COLUMNS, PRESET, find_facts, read_facts
+def _variants(options: ListAny) -> "Table":
+    from layermem_bench.efficiency.variant_facts import PRESET, find_facts, read_facts, table_of
     from layermem_bench.report.page import Table
 
     facts = read_facts()
-    if others := sorted({*_variant_names()} - {row.name for row in facts}):
+    if others := sorted({*_variant_names()} - {row["variant"] for row in facts}):
         from layermem_bench.efficiency.model_sizes import model_sizes
         from layermem_bench.presets import get_preset
 
@@ -105,46 +87,46 @@ def _variants(options: ListAny) -> None:
         "that the cache holds, for one token; starts plain: with which fields, exactly. Two "
         "variants of different seams make a pair: lime+hyper_connections"
     )
-    show(Table(header=COLUMNS, rows=[row.row() for row in facts], caption=caption))
+    header, *rows = table_of(facts)
+    return Table(header=header, rows=rows, caption=caption)
 
 
-def _tasks(options: ListTasks) -> None:
+def _tasks(options: ListAny) -> "Table":
     from layermem_bench.config.run import Task
     from layermem_bench.report.page import Table
     from layermem_bench.tasks.registry import all_tasks, get_task
 
     if options.name is None:
         rows = [[name, _written(task.options())] for name, task in all_tasks().items()]
-        show(Table(header=["task", "options, with their defaults"], rows=rows))
-        return
+        return Table(header=["task", "options, with their defaults"], rows=rows)
     task, fields = get_task(options.name), Task(options=options.task_options).fields()
-    problems = task.problems(options.split, options.count, options.seed, **fields)
+    problems = task.problems(options.split, options.count, 0, **fields)
     for problem in problems[: options.show]:
         text = f"{problem.prompt}\n{problem.solution}\n"
         screen().print(text, markup=False, highlight=False)
     rows = [[what, format_plainly(value)] for what, value in task.describe(problems).items()]
     caption = f"options: {_written({**task.options(), **fields})}"
-    show(Table(header=["what", "value"], rows=rows, caption=caption))
+    return Table(header=["what", "value"], rows=rows, caption=caption)
 
 
 def _written(options: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in options.items())
 
 
-def _evals(options: ListEvals) -> None:
+def _evals(options: ListAny) -> "Table":
     from layermem_bench.report.eval import list_tasks
 
-    show(list_tasks(options.records))
+    return list_tasks(options.records)
 
 
-def _studies(options: ListStudies) -> None:
+def _studies(options: ListAny) -> "Table":
     from layermem_bench.paper.standing import standings
     from layermem_bench.report.page import Table
     from layermem_bench.study import definition
 
     needs: dict[str, int] = {}
     rows, before = [], ""
-    for at in standings(options.out, options.seeds):
+    for at in standings(options.out):
         mark = f" [{needs.setdefault(at.needs, len(needs) + 1)}]" if at.needs else ""
         first = at.name != before
         name = f"paper/{at.name}"
@@ -153,36 +135,22 @@ def _studies(options: ListStudies) -> None:
     for name in definition.names():
         rows.append([name, definition.description(name), "", ""])
     told = " ".join(f"[{place}] needs or lacks: {need}." for need, place in needs.items())
-    show(
-        Table(
-            header=["study", "title", "scale", "state"],
-            rows=rows,
-            caption=f"{told} layermem study NAME --scale SCALE carries one out. Presets are boards "
-            "of studies too: layermem study tiny-lm,aet-4; of a model: layermem study retrofit "
-            "MODEL.",
-        )
+    caption = (
+        f"{told} layermem study NAME --scale SCALE carries one out. Presets are boards of studies "
+        "too: layermem study tiny-lm,aet-4; of a model: layermem study retrofit MODEL."
     )
+    return Table(header=["study", "title", "scale", "state"], rows=rows, caption=caption)
 
 
-_WITH_OPTIONS = {"tasks": ListTasks, "evals": ListEvals, "studies": ListStudies}
+_TABLES: dict[str, Callable[[ListAny], "Table"]] = {
+    "presets": _presets,
+    "variants": _variants,
+    "tasks": _tasks,
+    "evals": _evals,
+    "studies": _studies,
+}
 
 
-def parse(args: Sequence[str]) -> Any:
-    """Return the options of a list, an instance of its dataclass."""
-    name = args[0] if args else ""
-    if name in _WITH_OPTIONS:
-        return read_options(_WITH_OPTIONS[name], f"list {name}", args[1:])
-    return read_options(ListAny, "list", args)
-
-
-def list_(options: Any, command: str) -> None:
+def list_(options: ListAny, command: str) -> None:
     """Print a list."""
-    if isinstance(options, ListAny):
-        {"presets": _presets, "variants": _variants}[options.kind](options)
-        return
-    shown: dict[type[Any], Callable[[Any], None]] = {
-        ListTasks: _tasks,
-        ListEvals: _evals,
-        ListStudies: _studies,
-    }
-    shown[type(options)](options)
+    show(_TABLES[options.kind](options))

@@ -6,7 +6,6 @@ layermem prepare corpus/ --tasks 8
 import logging
 import os
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated
 
 import tyro
@@ -28,8 +27,7 @@ class Prepare:
     """The text, as in train's --data.source: "stdlib", a file, a folder, or a Hugging Face dataset
     (NAME or NAME:SPLIT)."""
     tasks: int = number(1, at_least(1))
-    """Tasks that divide the text. Lines of JSON and rows of a dataset are divided, other files are
-    read by one task each."""
+    """Tasks that divide the text: the files of a folder, or the rows of a dataset."""
     workers: int | None = number(None, at_least(1))
     """Tasks that run at once; None: one for each core."""
     data: Data = field(default_factory=Data)
@@ -41,17 +39,12 @@ def prepare(options: Prepare, command: str) -> None:
     data = replace(options.data, source=options.source)
     if options.tasks > 1 and data.max_documents is not None:
         raise ValueError("--data.max-documents counts the documents of one task: leave --tasks out")
-    from layermem_bench.data import preparing
-    from layermem_bench.data.datatrove_tasks import write_by_tasks
+    from layermem_bench.data.preparing import prepare as prepare_text
     from layermem_bench.data.tokenizers import load_tokenizer
 
-    by_tasks = partial(write_by_tasks, workers=options.workers or os.cpu_count() or 1)
-    train, valid = preparing.prepare(
-        data,
-        load_tokenizer(data.tokenizer),
-        options.tasks,
-        by_tasks if options.tasks > 1 else preparing.write_here,
-    )
+    workers = options.workers or os.cpu_count() or 1
+    tokenizer = load_tokenizer(data.tokenizer)
+    train, valid = prepare_text(data, tokenizer, options.tasks, workers)
     held_out = f" {data.validation}" if data.validation else f"-share {data.validation_share:g}"
     logger.info(
         "%s: tokens for training %s, for validation %s; they are read by layermem train PRESET "

@@ -1,4 +1,4 @@
-"""`layermem report`: one page, one figure or one long table about recorded runs."""
+"""`layermem report`: one page or one long table about recorded runs."""
 
 import logging
 from dataclasses import dataclass
@@ -20,8 +20,6 @@ class Report:
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
-    figure: Path | None = None
-    """File (svg, png, pdf) for the learning curves of the runs, in place of the page."""
     table: Path | None = None
     """File (csv, parquet) for all values of the runs as one long table, in place of the page."""
     out: Path = Path("report")
@@ -29,16 +27,10 @@ class Report:
 
 
 def report(options: Report, command: str) -> None:
-    """Print the results of runs, and write the page about them, or draw their curves."""
+    """Print the results of runs, and write the page about them, or all their values."""
     from layermem_bench.study.labelled_runs import gather_runs
 
-    if options.figure is not None:
-        from layermem_bench.report.drawings import draw_curves
-
-        result = gather_runs(options.runs, against=options.against, command=command)
-        draw_curves(result, options.figure)
-        logger.info("%s", options.figure)
-    elif options.table is not None:
+    if options.table is not None:
         from layermem_bench.results.files import read_result
         from layermem_bench.results.long_table import write_table
         from layermem_bench.results.study import StudyResult

@@ -19,7 +19,7 @@ from layermem_bench import presets
 from layermem_bench.config.host import start_from_host
 from layermem_bench.config.labels import Labels
 from layermem_bench.config.run import Optim, Run, merged
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, load_run
 
 logger = logging.getLogger(__name__)
 FINETUNE = Run(preset="finetune", optim=Optim(lr=5e-5, weight_decay=0.0))
@@ -104,16 +104,11 @@ def _check_has_effect(run: Run, base: Run) -> None:
                 f"data.{name}={value} is for runs on text, and this run is on a task, "
                 f"{run.task.name}: leave {name} out, or choose a preset of text"
             )
-    if run.data.validation is not None:
-        check_no_share(changed.get("validation_share"), run.data.validation)
-
-
-def check_no_share(share: float | None, validation: str) -> None:
-    """Raise where a share to hold out is given beside a text of validation."""
-    if share is not None:
+    if run.data.validation is not None and "validation_share" in changed:
         raise ValueError(
-            f"data.validation_share={share:g} is for runs that hold out a share of their text, and "
-            f"data.validation={validation} is given: leave one of them out"
+            f"data.validation_share={changed['validation_share']:g} is for runs that hold out a "
+            f"share of their text, and data.validation={run.data.validation} is given: leave one "
+            "of them out"
         )
 
 
@@ -132,20 +127,18 @@ def _value_of(option: str, args: Sequence[str]) -> str | None:
 
 
 def _load(config: Path, kind: type[StartingRun]) -> Run:
-    from layermem_bench.train.run_config import load_run
-
     run = load_run(config)
     if kind.keeps_variant or not run.model.options:
         return run
-    from layermem_bench.train.setup import own_options
+    from layermem_bench.train.setup import plain_options
 
-    if own := own_options(run.variant, run.model):
+    kept = plain_options(run.model.options)
+    if left_out := [option for option in run.model.options if option not in kept]:
         logger.info(
-            "%s of %s: options of its variant are left out, arms name theirs "
+            "%s of %s: options of its variant are left out; arms name theirs "
             "(--variants plain,%s:%s)",
-            *(" ".join(own), config, run.variant, ":".join(own)),
+            *(" ".join(left_out), config, run.variant, ":".join(left_out)),
         )
-    kept = tuple(option for option in run.model.options if option not in own)
     return replace(run, model=replace(run.model, options=kept))
 
 

@@ -9,54 +9,17 @@ Letters: D width, H query heads, G key-value heads, E head width, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+if TYPE_CHECKING:
+    from layermem.models.seams import Variant
 
-class Sizes(Protocol):
-    """The sizes that are counted; the config of every model has them."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_hidden_layers(self) -> int: ...
-    @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def num_key_value_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def tie_word_embeddings(self) -> bool: ...
-    @property
-    def attention_bias(self) -> bool: ...
-    @property
-    def mlp_bias(self) -> bool: ...
-
-
-class Additions(Protocol):
-    """What a variant adds to the plain decoder."""
-
-    def extra_parameters(self, config: Any, /) -> int:
-        """Count the parameters beyond the plain decoder's."""
-
-    def extra_flops(self, config: Any, /) -> int:
-        """Count the forward FLOPs per token beyond the plain decoder's."""
-
-    def extra_saved(self, config: Any, /) -> int | None:
-        """Count the numbers per token kept for the backward beyond the plain decoder's."""
-
-    def lenders(self, config: Any, layer_idx: int, /) -> tuple[int, ...]:
-        """Return the layers whose keys and values a layer attends to instead of its own."""
-
-    def projects(self, config: Any, layer_idx: int, /) -> tuple[str, ...]:
-        """Return what a layer projects itself, of key and value."""
-
-    def entries_read(self, config: Any, layer_idx: int, /) -> int:
-        """Count the cache entries, a key and a value each, that a layer reads of one token."""
+    Additions: TypeAlias = type[Variant[Any]]
+else:
+    # What a variant adds to the plain decoder, without importing any.
+    Additions = Any
+Sizes: TypeAlias = Any
+"""The config of a model, or ``DecoderSizes``."""
 
 
 @dataclass(frozen=True, kw_only=True)

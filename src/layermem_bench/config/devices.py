@@ -7,126 +7,49 @@ maker's own server with eight of them, or where there is none an assumption, mar
 """
 
 import difflib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(NamedTuple):
     """One card: peak FLOPs, bytes of memory, and bytes a second of links and network."""
 
+    cuda_name: str
     flops: float
     memory: float
     link: float
     """To the other cards of one machine."""
     network: float
     """A card's share of its machine's network."""
-    cuda_names: tuple[str, ...]
-    """What CUDA calls it."""
     source: str
     """Where the figures are from, and what of them is assumed."""
 
 
-_GBIT = 1e9 / 8
-_NVIDIA = "NVIDIA's data sheet"
-_PCIE_4, _PCIE_5 = 32e9, 64e9
-_ASSUMED = "network assumed"
+# Name, name by CUDA, TFLOPs a second, GB, GB a second of links (PCIe 4: 32, PCIe 5: 64), Gbit a
+# second of the network, what data sheet they are from.
+_SHEETS = (
+    ("a100-40gb", "NVIDIA A100-SXM4-40GB", 312, 40, 300, 200, "A100; network of the DGX A100"),
+    ("a100-80gb", "NVIDIA A100-SXM4-80GB", 312, 80, 300, 200, "A100; network of the DGX A100"),
+    ("a100-40gb-pcie", "NVIDIA A100-PCIE-40GB", 312, 40, 32, 100, "A100; network assumed"),
+    ("a100-80gb-pcie", "NVIDIA A100 80GB PCIe", 312, 80, 32, 100, "A100; network assumed"),
+    ("h100", "NVIDIA H100 80GB HBM3", 989, 80, 450, 400, "H100 SXM; network of the DGX H100"),
+    ("h100-pcie", "NVIDIA H100 PCIe", 756, 80, 64, 200, "H100 PCIe; network assumed"),
+    ("h100-nvl", "NVIDIA H100 NVL", 835, 94, 64, 200, "H100 NVL, no bridges; network assumed"),
+    ("h200", "NVIDIA H200", 989, 141, 450, 400, "H200 SXM; network of the DGX H200"),
+    ("h200-nvl", "NVIDIA H200 NVL", 835, 141, 64, 200, "H200 NVL, no bridges; network assumed"),
+    ("b200", "NVIDIA B200", 2250, 180, 900, 400, "DGX B200"),
+    ("l40s", "NVIDIA L40S", 362, 48, 32, 100, "L40S; network assumed"),
+    ("rtx4090", "NVIDIA GeForce RTX 4090", 165, 24, 32, 10, "Ada architecture; network assumed"),
+)
 DEVICES = {
-    "a100-40gb": Device(
-        flops=312e12,
-        memory=40e9,
-        link=300e9,
-        network=200 * _GBIT,
-        cuda_names=("NVIDIA A100-SXM4-40GB",),
-        source=f"{_NVIDIA} of the A100; network of the DGX A100",
-    ),
-    "a100-80gb": Device(
-        flops=312e12,
-        memory=80e9,
-        link=300e9,
-        network=200 * _GBIT,
-        cuda_names=("NVIDIA A100-SXM4-80GB",),
-        source=f"{_NVIDIA} of the A100; network of the DGX A100",
-    ),
-    "a100-40gb-pcie": Device(
-        flops=312e12,
-        memory=40e9,
-        link=_PCIE_4,
-        network=100 * _GBIT,
-        cuda_names=("NVIDIA A100-PCIE-40GB",),
-        source=f"{_NVIDIA} of the A100; {_ASSUMED}",
-    ),
-    "a100-80gb-pcie": Device(
-        flops=312e12,
-        memory=80e9,
-        link=_PCIE_4,
-        network=100 * _GBIT,
-        cuda_names=("NVIDIA A100 80GB PCIe",),
-        source=f"{_NVIDIA} of the A100; {_ASSUMED}",
-    ),
-    "h100": Device(
-        flops=989e12,
-        memory=80e9,
-        link=450e9,
-        network=400 * _GBIT,
-        cuda_names=("NVIDIA H100 80GB HBM3",),
-        source=f"{_NVIDIA} of the H100 SXM; network of the DGX H100",
-    ),
-    "h100-pcie": Device(
-        flops=756e12,
-        memory=80e9,
-        link=_PCIE_5,
-        network=200 * _GBIT,
-        cuda_names=("NVIDIA H100 PCIe",),
-        source=f"{_NVIDIA} of the H100 PCIe, without bridges; {_ASSUMED}",
-    ),
-    "h100-nvl": Device(
-        flops=835e12,
-        memory=94e9,
-        link=_PCIE_5,
-        network=200 * _GBIT,
-        cuda_names=("NVIDIA H100 NVL",),
-        source=f"{_NVIDIA} of the H100 NVL, without bridges; {_ASSUMED}",
-    ),
-    "h200": Device(
-        flops=989e12,
-        memory=141e9,
-        link=450e9,
-        network=400 * _GBIT,
-        cuda_names=("NVIDIA H200",),
-        source=f"{_NVIDIA} of the H200 SXM; network of the DGX H200",
-    ),
-    "h200-nvl": Device(
-        flops=835e12,
-        memory=141e9,
-        link=_PCIE_5,
-        network=200 * _GBIT,
-        cuda_names=("NVIDIA H200 NVL",),
-        source=f"{_NVIDIA} of the H200 NVL, without bridges; {_ASSUMED}",
-    ),
-    "b200": Device(
-        flops=2250e12,
-        memory=180e9,
-        link=900e9,
-        network=400 * _GBIT,
-        cuda_names=("NVIDIA B200",),
-        source=f"{_NVIDIA} of the DGX B200",
-    ),
-    "l40s": Device(
-        flops=362e12,
-        memory=48e9,
-        link=_PCIE_4,
-        network=100 * _GBIT,
-        cuda_names=("NVIDIA L40S",),
-        source=f"{_NVIDIA} of the L40S; {_ASSUMED}",
-    ),
-    "rtx4090": Device(
-        flops=165e12,
-        memory=24e9,
-        link=_PCIE_4,
-        network=10 * _GBIT,
-        cuda_names=("NVIDIA GeForce RTX 4090",),
-        source=f"NVIDIA's white paper on the Ada architecture; {_ASSUMED}",
-    ),
+    name: Device(
+        cuda_name=cuda_name,
+        flops=teraflops * 1e12,
+        memory=gigabytes * 1e9,
+        link=link * 1e9,
+        network=gigabits * 1e9 / 8,
+        source=f"NVIDIA's data sheet of the {sheet}",
+    )
+    for name, cuda_name, teraflops, gigabytes, link, gigabits, sheet in _SHEETS
 }
 """The cards that are known, by a short name."""
 
@@ -142,5 +65,4 @@ def get_device(name: str) -> Device:
 
 def peak_flops_of(cuda_name: str) -> float | None:
     """Return the peak FLOPs per second of a card by CUDA's name; None: it is not listed."""
-    peaks = {name: device.flops for device in DEVICES.values() for name in device.cuda_names}
-    return peaks.get(cuda_name)
+    return next((each.flops for each in DEVICES.values() if each.cuda_name == cuda_name), None)

@@ -2,74 +2,42 @@
 
 Two runs are one where their trained weights and what is recorded of them are the same but for
 rounding: what names data, model, loss, optimizer or seed decides, and what a validation or a test
-is made of. A field of a run is declared in exactly one of the three tables; a test holds this.
+is made of. A field decides unless it is in one of the two tables.
 
 * When something is logged, validated or saved does not decide: a validation draws no random number
   that training would have drawn, and the last step always has one.
 * Data and models are named by their place, which decides; what lay there is compared by digests.
 * Sums in another order do not decide, the number format does: bfloat16 moves a loss by more. "auto"
   is a format of its own; what it came to is recorded. With dropout, micro-batches and processes
-  decide which numbers are drawn; a resumed run keeps them (``train.checkpoints``).
+  decide which numbers are drawn: go on with those that the run began with.
 * A field that another one turns off (the text of a run on a task) decides all the same: a run that
   is not found costs time, one that is found by mistake costs the result.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from layermem_base.number_ranges import ranges
 from layermem_bench.config.named_options import parse_options
-from layermem_bench.config.typed_dicts import to_dict
+from layermem_bench.config.typed_dicts import from_dict, to_dict
 
-DECIDES: Mapping[str, tuple[str, ...]] = {
-    "": ("variant", "seed", "max_steps", "eval_blocks"),
-    "model": (
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "vocab_size", "pretrained", "tie_word_embeddings", "options"),
-    ),
-    "data": (
-        *("source", "validation", "validation_share", "subset", "revision", "text_field"),
-        *("streaming", "max_documents", "tokenizer", "block_size", "isolate_documents"),
-    ),
-    "task": (
-        *("name", "examples", "repeated", "repeats", "validation", "test", "seed", "tokenizer"),
-        "options",
-    ),
-    "optim": (
-        *("lr", "schedule", "min_lr", "warmup_steps", "router_lr", "weight_decay", "beta1"),
-        *("beta2", "eps", "clip", "batch_size"),
-    ),
-    "host": ("model", "revision", "memory", "window", "train"),
-    "compute": ("precision",),
-}
-"""Fields that decide, by the part of the run that holds them; "": the run itself."""
-DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
-    "host.shares_kv": lambda run: not run.host.shares_kv,
-    "host.grain": lambda run: run.host.grain != "pair",
-}
-"""Fields that decide in some runs alone, and in which."""
-DOES_NOT_DECIDE: Mapping[str, str] = {
-    "preset": "the name of where the other fields come from",
-    "log_every": "how often rows are written",
-    "eval_every": "how often the model is validated between the first and the last step",
-    "save_every": "how often checkpoints are written",
-    "keep": "how many checkpoints are kept",
-    "track": "who is sent the rows",
-    "labels.board": "which tables it is in",
-    "labels.conditions": "which tables it is in",
-    "labels.arm": "which line of them it is in",
-    "data.cache": "where prepared text is kept",
-    "compute.micro_batch": "rounding",
-    "compute.compile": "rounding",
-    "compute.checkpoint_activations": "memory for time; the same numbers are computed again",
-    "compute.checkpoint_every": "memory for time; the same numbers are computed again",
-    "compute.shard": "rounding",
-    "compute.loss_chunk": "rounding",
-    "compute.workers": "who reads the batches, which are the same",
-}
-"""Fields that do not decide, each with the reason."""
+DOES_NOT_DECIDE = frozenset(
+    {
+        # The name of where the other fields come from, and the place in tables.
+        *("preset", "labels.board", "labels.conditions", "labels.arm"),
+        # When something is written, kept and shown.
+        *("log_every", "eval_every", "save_every", "keep", "track", "data.cache"),
+        # Rounding.
+        *("compute.micro_batch", "compute.compile", "compute.shard", "compute.loss_chunk"),
+        # Memory for time, and who reads the same batches.
+        *("compute.checkpoint_activations", "compute.checkpoint_every", "compute.workers"),
+    }
+)
+"""Fields that do not decide, by dotted name."""
+ADDED: Mapping[str, Any] = {"host.shares_kv": True, "host.grain": "pair"}
+"""Fields that came later, with what runs did before: they decide where they say something else, so
+that recorded runs keep their ids."""
 # Fields of earlier versions that decided, as they were where they were off: recorded runs keep
 # their ids.
 _FORMER: dict[str, Any] = {
@@ -96,23 +64,20 @@ _OPTIONS = ("model.options", "task.options")
 
 def identity(run: Any) -> dict[str, Any]:
     """Return the fields that make a run what it is, by dotted name, as JSON would hold them."""
-    values = to_dict(run)
-    paths = [f"{part}.{name}" for part, names in DECIDES.items() for name in names]
-    paths += [path for path, decides in DECIDES_WHERE.items() if decides(run)]
+    # Read as from a config, where 0 is 0.0 if a field need not be whole.
     found: dict[str, Any] = {}
-    for path in paths:
-        part, _, name = path.partition(".")
-        owner, value = getattr(run, part) if part else run, (values[part] if part else values)[name]
-        # A whole number is read from a config as it is written there, as 0.0 and not as 0.
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        found[path.lstrip(".")] = float(value) if is_whole and name in _floats(owner) else value
+    for name, value in to_dict(from_dict(type(run), to_dict(run), "")).items():
+        parts = (
+            {f"{name}.{field}": each for field, each in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+        found |= {path: each for path, each in parts.items() if _decides(path, each)}
     return found | {path: parse_options(found[path]) for path in _OPTIONS}
 
 
-def _floats(owner: Any) -> set[str]:
-    """Return the names of a dataclass's fields that need not be whole numbers."""
-    kind: Any = type(owner)
-    return {name for name, _, is_whole in ranges(kind) if not is_whole}
+def _decides(path: str, value: Any) -> bool:
+    return path not in DOES_NOT_DECIDE and (path not in ADDED or value != ADDED[path])
 
 
 def run_id(run: Any) -> str:

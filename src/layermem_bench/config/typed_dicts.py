@@ -1,16 +1,16 @@
 """Dataclasses to plain dicts and back, every value checked against the type of its field.
 
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
-``Literal``, bool, int, float, str and ``Any``. An int is taken where a float is asked for; nothing
-else is converted.
+``Literal``, bool, int, float, str and ``Any``. Where a float is asked for, an int is taken, and a
+text such as 1e-3, which is no number to YAML; nothing else is converted.
 """
 
 import functools
 import json
-import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -95,21 +95,11 @@ def check_unused(config: Any, path: str, why: str, names: Iterable[str] = ()) ->
 
 
 def _checked_scalar(hint: Any, value: Any, path: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     # A bool is an int to Python, but a user who writes true does not mean 1.
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return float(value)
     kind = typing.get_origin(hint) or hint
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-        mend = _yaml_number(value) if kind is float else ""
-        name = getattr(hint, "__name__", hint)
-        raise ValueError(f"{path} must be {name}, got {value!r}{mend}")
+        raise ValueError(f"{path} must be {getattr(hint, '__name__', hint)}, got {value!r}")
     return value
-
-
-def _yaml_number(value: Any) -> str:
-    """Return how to write a text such as 1e-3, which is no number to YAML."""
-    match = re.fullmatch(r"([+-]?\d+)(\.\d*)?[eE]([+-]?)(\d+)", str(value))
-    if match is None:
-        return ""
-    whole, fraction, sign, exponent = match.groups()
-    return f", which YAML reads as text: write {whole}{fraction or '.0'}e{sign or '+'}{exponent}"

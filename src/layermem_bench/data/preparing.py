@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +31,14 @@ logger = logging.getLogger(__name__)
 _VERSION = 4
 
 
-def write_here(shards: Shards) -> None:
-    """Write all shards in this process, one after the other."""
-    for rank in range(shards.tasks):
-        shards.write(rank)
-
-
 def prepare(
-    config: Data,
-    tokenizer: Any,
-    tasks: int = 1,
-    write: Callable[[Shards], None] = write_here,
+    config: Data, tokenizer: Any, tasks: int = 1, workers: int = 1
 ) -> tuple[Prepared, Prepared]:
     """Return the training and validation tokens of a config, from the cache if they are there;
-    otherwise ``write`` writes the shards of that many tasks."""
-    sources = _open_sources(config)
+    otherwise that many ``tasks`` make them, ``workers`` at once."""
+    sources = open_sources(config)
     # What lies beside the tokens has its own version; the digest before it is that of records.
-    folder = cache_folder(config.cache) / f"{_name(config, sources, tokenizer)}-3"
+    folder = cache_folder(config.cache) / f"{prepared_name(config, sources, tokenizer)}-3"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A soft lock, which FileLock would fall back to, would outlive a killed process.
     with FileLock(folder.with_name(f".lock-{folder.name}"), fallback_to_soft=False):
@@ -62,7 +53,7 @@ def prepare(
                 tokenizer=tokenizer,
                 tasks=tasks,
             )
-            _make(shards, folder, write, config)
+            _make(shards, workers, folder, config)
     train, valid = (_read(folder, split) for split in SPLITS)
     if train.left_out:
         logger.warning(
@@ -75,19 +66,14 @@ def prepare(
     return train, valid
 
 
-def prepared_name(config: Data, tokenizer: Any) -> str:
-    """Return the name of the folder of a config's tokens, a digest of the text that lies there now;
-    nothing is prepared."""
-    return _name(config, _open_sources(config), tokenizer)
-
-
 def cache_folder(given: str | None = None) -> Path:
     """Return the folder of all prepared files: as given, LAYERMEM_CACHE, or ~/.cache/layermem."""
     place = given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem"
     return Path(place).expanduser().absolute()
 
 
-def _name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
+def prepared_name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
+    """Return a digest of what decides the tokens of a config; nothing is prepared."""
     fingerprints = [source.fingerprint() for source in sources]
     if len(set(fingerprints)) < len(fingerprints):
         raise ValueError(
@@ -99,7 +85,7 @@ def _name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def _open_sources(config: Data) -> list[Source]:
+def open_sources(config: Data) -> list[Source]:
     """Return the text that is learnt and, where it has a source of its own, that of validation."""
     of_dataset = {"subset": config.subset, "revision": config.revision}
     return [
@@ -114,11 +100,9 @@ def _open_sources(config: Data) -> list[Source]:
     ]
 
 
-def _make(shards: Shards, folder: Path, write: Callable[[Shards], None], config: Data) -> None:
+def _make(shards: Shards, workers: int, folder: Path, config: Data) -> None:
     try:
-        shards.begin()
-        write(shards)
-        whole = shards.merge()
+        whole = shards.make(workers)
         if empty := [split for split in SPLITS if not _read(whole, split).documents]:
             raise ValueError(
                 f"{config.source} has no document for {empty[0]} beside copies of what validates: "

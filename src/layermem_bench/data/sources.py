@@ -2,47 +2,45 @@
 
     stdlib                     this Python's own sources, without their tests
     a.jsonl  .ndjson  .json    each line is a document, an object with a text field
-    a.parquet                  each row is one
+    a.parquet                  each row is one; 256 rows are held at once
     a.txt    .md  .py ...      the file is one
     corpus/                    such files of a folder, in the order of their paths
     NAME, NAME:SPLIT           a dataset of the hub
 
-A document longer than ``MAX_CHARACTERS`` is cut into parts; a plain file is cut while it is read,
-so that memory is bounded. The fingerprint of a source depends on its documents alone, not on their
-place.
+Each file may be compressed (.gz, .bz2, .xz, .zst). ``datasets`` reads local files otherwise,
+without an error: a text such as "2020-01-01" becomes a date, and its errors name no line. A
+document longer than ``MAX_CHARACTERS`` is cut into parts; a plain file is cut while it is read, so
+that memory is bounded. A fingerprint depends on the documents alone, not on their place.
 """
 
-import codecs
+import bz2
+import glob
+import gzip
 import hashlib
+import io
 import json
+import lzma
 import re
 import sysconfig
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, cast, final
 
 from layermem_base.generation_settings import check_text
-from layermem_bench.data.files import (
-    SUFFIXES,
-    document_unit,
-    find_files,
-    is_compressed,
-    json_lines,
-    kind_of,
-    open_decompressed,
-    parquet_rows,
-)
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
-_NO_TEXT = (".csv", ".tsv", ".tar", ".tgz", ".zip")
+# The part of a file that is one document; of other files, all of it is.
+_UNITS = {".jsonl": "line", ".ndjson": "line", ".json": "line", ".parquet": "row"}
+# Kinds of files that are read of a folder.
+_SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
 # What the name of a file of records says of its split, as those of datasets on the hub do.
 _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|dev)(?:[-_./]|$)")
-# Bytes of a plain file read at once.
-_CHUNK = 2**20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -90,13 +88,11 @@ def open_source(
     if source == "stdlib":
         return LocalFiles(standard_library(), text_field)
     path = Path(source).expanduser()
-    if path.is_file() and kind_of(path) in _NO_TEXT:
-        raise ValueError(f"{path} is a table or an archive: write its texts as JSON lines (.jsonl)")
     if path.exists():
         return LocalFiles(_files_of(path) if path.is_dir() else [path.absolute()], text_field)
     name, split = hub_name(source)
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
-    if is_path or kind_of(Path(name)) in (*SUFFIXES, *_NO_TEXT):
+    if is_path or _kind_of(Path(name)) in _SUFFIXES:
         raise FileNotFoundError(
             f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
             '(NAME or NAME:SPLIT), or "stdlib"'
@@ -116,34 +112,28 @@ class LocalFiles(Source):
 
     def __init__(self, paths: list[Path], text_field: str) -> None:
         self.paths, self.text_field = paths, text_field
-        self.single_document = [document_unit(path) for path in paths] == ["file"]
+        self.single_document = [_unit_of(path) for path in paths] == ["file"]
 
     def _documents(self, rank: int, tasks: int) -> Iterator[Iterable[str]]:
-        """Yield the documents whose first bytes are in a slice of the bytes of all files."""
+        """Yield the documents of the files whose first byte is in a slice of all bytes."""
         total, place = sum(path.stat().st_size for path in self.paths), 0
-        begin, end = total * rank // tasks, total * (rank + 1) // tasks
         for path in self.paths:
-            yield from self._documents_of(path, begin - place, end - place)
+            if total * rank // tasks <= place < total * (rank + 1) // tasks:
+                yield from self._documents_of(path)
             place += path.stat().st_size
 
-    def _documents_of(self, path: Path, begin: int, end: int) -> Iterator[Iterable[str]]:
-        unit = document_unit(path)
-        if unit == "line" and not is_compressed(path):
-            if begin < path.stat().st_size and end > 0:
-                yield from self._of_records(json_lines(path, max(begin, 0), end))
-        elif begin <= 0 < end and unit == "file":
+    def _documents_of(self, path: Path) -> Iterator[Iterable[str]]:
+        if _unit_of(path) == "file":
             yield _parts_of_file(path)
-        elif begin <= 0 < end:
-            rows = json_lines(path) if unit == "line" else parquet_rows(path, self.text_field)
-            yield from self._of_records(rows)
-
-    def _of_records(self, records: Iterable[tuple[Any, str]]) -> Iterator[Iterable[str]]:
-        return (cut_document(_text_of(value, self.text_field, where)) for value, where in records)
+            return
+        records = _lines if _unit_of(path) == "line" else _rows
+        for value, where in records(path, self.text_field):
+            yield cut_document(_text_of(value, self.text_field, where))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
         for path in self.paths:
-            digest.update(document_unit(path).encode())
+            digest.update(_unit_of(path).encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
@@ -222,13 +212,43 @@ def cut_document(text: str) -> Iterator[str]:
 
 def _parts_of_file(path: Path) -> Iterator[str]:
     """Yield the parts of a plain file, which is cut while it is read."""
-    decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
-    with open_decompressed(path) as file:
-        while chunk := file.read(_CHUNK):
-            *complete, text = cut_document(text + decoder.decode(chunk))
+    text = ""
+    with _opened(path) as file:
+        decoded = io.TextIOWrapper(file, "utf-8", newline="")
+        while more := decoded.read(MAX_CHARACTERS):
+            *complete, text = cut_document(text + more)
             yield from complete
-        decoder.decode(b"", final=True)
     yield text
+
+
+def _lines(path: Path, field: str) -> Iterator[tuple[Any, str]]:
+    """Yield the value of each line of JSON that is not empty, and where it stands."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            # Files that were joined have byte order marks within.
+            text = line.decode().removeprefix("\ufeff").strip(" \t\r\n\v\f")
+            try:
+                if text:
+                    yield json.loads(text), f"{path}, line {number}"
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number} is not one object of JSON: {error}") from (
+                    error
+                )
+
+
+def _rows(path: Path, field: str) -> Iterator[tuple[Any, str]]:
+    """Yield each row of Parquet with its field, or with all fields where it has none so named."""
+    # Imported where such a file is read: it takes longer than all the rest.
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = [field] if field in file.schema_arrow.names else None
+            batches = file.iter_batches(batch_size=256, columns=columns)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows))
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path} is damaged or no Parquet file: {error}") from error
 
 
 def _text_of(value: Any, field: str, where: str) -> str:
@@ -244,19 +264,57 @@ def _text_of(value: Any, field: str, where: str) -> str:
     return text
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file's content, of all members of a compressed file; what is damaged, cut short or
+    not UTF-8 while the block reads it is a ``ValueError``."""
+    opening: dict[str, Callable[[Path], Any]] = {
+        ".gz": gzip.open,
+        ".bz2": bz2.open,
+        ".xz": lzma.open,
+        ".zst": _open_zstandard,
+    }
+    with opening.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path) as file:
+        try:
+            yield cast("IO[bytes]", file)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is damaged, cut short or not UTF-8: {error}") from error
+
+
+def _open_zstandard(path: Path) -> io.BufferedReader:
+    # The package zstandard reads one frame of several, and takes one cut short for whole.
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+
+
+def _kind_of(path: Path) -> str:
+    """Return the suffix without a compression's, in small letters: ``.jsonl`` of ``a.JSONL.gz``."""
+    suffix = path.suffix.lower()
+    compressed = suffix in (".gz", ".bz2", ".xz", ".zst")
+    return Path(path.stem).suffix.lower() if compressed else suffix
+
+
+def _unit_of(path: Path) -> str:
+    """Return the part of a file that is one document: "line", "row", or all of it, "file"."""
+    return _UNITS.get(_kind_of(path), "file")
+
+
 def _files_of(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold text, which must be of one split."""
-    paths = sorted(find_files(folder.absolute()))
-    if not paths:
-        raise ValueError(f"the folder {folder} holds no file of a kind {', '.join(SUFFIXES)}")
-    names = [path.relative_to(folder.absolute()) for path in paths if document_unit(path) != "file"]
-    splits = {split[1]: str(name) for name in names if (split := _SPLIT.search(name.as_posix()))}
+    """Return the files of a folder that hold text, behind links too, except hidden ones; those of
+    records must be of one split."""
+    names = sorted(map(Path, glob.iglob("**", root_dir=folder, recursive=True)))
+    names = [n for n in names if _kind_of(n) in _SUFFIXES and (folder / n).is_file()]
+    if not names:
+        raise ValueError(f"the folder {folder} holds no file of a kind {', '.join(_SUFFIXES)}")
+    records = [name.as_posix() for name in names if _unit_of(name) != "file"]
+    splits = {split[1]: name for name in records if (split := _SPLIT.search(name))}
     if len(splits) > 1:
         raise ValueError(
             f"the folder {folder} holds files of several splits ({', '.join(splits.values())}), "
             "which would all be read: name one file, or put those of one split into a folder"
         )
-    return paths
+    return [folder.absolute() / name for name in names]
 
 
 def standard_library() -> list[Path]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,37 +61,10 @@ class Shape:
         return 1 if self.mode == "eager" else 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingStep:
-    """A training step: micro-batches, then one update. A call takes one of at most two
-    micro-batches, where as much is in memory at once as in one of more."""
-
-    compute: Callable[[], None]
-    """Forward and backward of a micro-batch."""
-    update: Callable[[], None]
-    """The optimiser's step."""
-    micro_batches: int
-
-    def __call__(self) -> None:
-        for _ in range(min(self.micro_batches, 2)):
-            self.compute()
-        self.update()
-
-    def seconds(self, device: str) -> float:
-        """Take a step, and return the seconds of all its micro-batches and the update."""
-        times = [read_clock(device)]
-        for part in (*[self.compute] * min(self.micro_batches, 2), self.update):
-            part()
-            times.append(read_clock(device))
-        # The first one makes the gradients, the others add to them.
-        *_, last, computed, updated = times
-        return updated - times[0] + max(0, self.micro_batches - 2) * (computed - last)
-
-
 ModelSpec = tuple[str, Mapping[str, Any]]
 """A variant's name and the fields of its config."""
-MakeStep = Callable[[Shape], Callable[[], None]]
-"""Makes a model, and returns a function that takes one training step of it."""
+Step = Callable[[], None]
+"""Takes one training step of a model."""
 
 
 def measure(
@@ -101,8 +73,11 @@ def measure(
     """Measure training steps (forward, backward, AdamW) of newly built models."""
     steps = {name: make_training_step(model, shape) for name, model in models.items()}
     seconds = time_interleaved(steps, repeats, shape.device, warm_up=shape.warm_up)
+    # The models are gone before other processes measure peaks.
     del steps
-    release_memory(shape.device)
+    gc.collect()
+    if shape.device != "cpu":
+        torch.cuda.empty_cache()
     measurements = {}
     for name, model in models.items():
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
@@ -111,14 +86,14 @@ def measure(
     return measurements
 
 
-def make_training_step(spec: ModelSpec, shape: Shape) -> TrainingStep:
+def make_training_step(spec: ModelSpec, shape: Shape) -> Step:
     """Build a model and return what takes one training step of it."""
     variant, fields = spec
     torch.manual_seed(0)
     return step_of(build(variant, **fields), shape)
 
 
-def step_of(model: Any, shape: Shape) -> TrainingStep:
+def step_of(model: Any, shape: Shape) -> Step:
     """Return what takes one training step of a model, of what has gradients in it."""
     model.to(shape.device).train()
     if shape.checkpoint_activations:
@@ -128,27 +103,25 @@ def step_of(model: Any, shape: Shape) -> TrainingStep:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=1e-4)
     forward: Any = model if shape.mode == "eager" else torch.compile(model, mode=shape.mode)
-    kind = torch.device(shape.device).type
+    kind, half = torch.device(shape.device).type, shape.precision == "bfloat16"
     chunk = {"loss_chunk": shape.loss_chunk} if shape.loss_chunk else {}
 
-    def compute() -> None:
-        half = shape.precision == "bfloat16"
-        with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
-            loss = forward(input_ids=ids, labels=ids, use_cache=False, **chunk).loss
-        loss.backward()
-
-    def update() -> None:
+    def step() -> None:
+        for _ in range(shape.micro_batches):
+            with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
+                loss = forward(input_ids=ids, labels=ids, use_cache=False, **chunk).loss
+            loss.backward()
         optimiser.step()
         optimiser.zero_grad()
 
-    return TrainingStep(compute=compute, update=update, micro_batches=shape.micro_batches)
+    return step
 
 
 def time_interleaved(
-    steps: Mapping[str, Callable[[], None]], repeats: int, device: str, warm_up: int = 1
+    steps: Mapping[str, Step], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, list[float]]:
     """Run each step once in every round, on one thread; return the seconds of the rounds after the
-    warm-up. Those of a training step are for all of its micro-batches."""
+    warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     # It is imported where anything is to be compiled.
     compiles = "torch._dynamo" in sys.modules
@@ -161,18 +134,12 @@ def time_interleaved(
         with room_to_compile(len(steps)) if compiles else nullcontext():
             for _ in range(repeats + warm_up):
                 for name, step in steps.items():
-                    seconds[name].append(_seconds_of(step, device))
+                    start = read_clock(device)
+                    step()
+                    seconds[name].append(read_clock(device) - start)
     finally:
         torch.set_num_threads(threads)
     return {name: values[warm_up:] for name, values in seconds.items()}
-
-
-def _seconds_of(step: Callable[[], None], device: str) -> float:
-    if isinstance(step, TrainingStep):
-        return step.seconds(device)
-    start = read_clock(device)
-    step()
-    return read_clock(device) - start
 
 
 def read_clock(device: str) -> float:
@@ -183,37 +150,24 @@ def read_clock(device: str) -> float:
     return time.perf_counter()
 
 
-def release_memory(device: str) -> None:
-    """Release what models held that nothing refers to, for processes that measure peaks."""
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.empty_cache()
-
-
 def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:
-    """Return the peak bytes of a new model, its optimiser and a step; see ``measure_peak_of``."""
-    return measure_peak_of(partial(make_training_step, model), shape)
-
-
-def measure_peak_of(make_step: MakeStep, shape: Shape) -> int | None:
     """Return the peak bytes of a model, its optimiser and its second step, in a new process.
 
-    ``make_step``: what can be pickled, and is called there. The first step creates the optimiser's
-    state. None where the system does not report a peak.
+    The first step creates the optimiser's state. None where the system does not report a peak.
     """
     if shape.device == "cpu" and not _can_measure_peak():
         return None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_peak_memory_of_step, make_step, shape).result()
+        return pool.submit(_peak_memory_of_step, model, shape).result()
 
 
-def _peak_memory_of_step(make_step: MakeStep, shape: Shape) -> int:
+def _peak_memory_of_step(model: ModelSpec, shape: Shape) -> int:
     torch.set_num_threads(1)
     give_back_freed_memory()
     # Memory that torch allocates at its first backward does not count as the model's.
     torch.ones(8, 8, device=shape.device, requires_grad=True).sum().backward()
     before = read_memory(shape.device, "now")
-    step = make_step(shape)
+    step = make_training_step(model, shape)
     step()
     read_memory(shape.device, "now")
     step()

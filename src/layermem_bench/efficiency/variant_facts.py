@@ -2,87 +2,47 @@
 
 The facts of the package's own variants are recorded in ``facts.json`` beside this file, so that
 they are shown without importing torch and the variants; the tests compare them with the variants.
+
+    variant             its name
+    seam                the seams that it fills: memory, stream
+    parameters, FLOPs   trainable, and of a forward for one token, beyond the plain decoder's
+    bytes over depth    that a layer hands to later ones for one token, on average, in bfloat16
+    cache bytes         of keys and values for one token, all layers, in bfloat16
+    starts plain        fields with which a new model computes what the plain decoder does
+    arXiv               number of the paper
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from layermem_bench.config.typed_dicts import from_dict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from layermem.models.registry import RegisteredVariant
 
+Facts: TypeAlias = dict[str, Any]
+"""The heads of the table's columns to a variant's numbers and texts."""
 RECORD = Path(__file__).parent / "facts.json"
 """The recorded facts."""
 PRESET = "paper-1b-gqa"
 """The preset whose sizes the recorded facts are of."""
-COLUMNS = (
-    *("variant", "seam", "parameters", "FLOPs", "bytes over depth", "cache bytes"),
-    *("starts plain", "arXiv"),
-)
-"""The heads of the table."""
 # Of a number in bfloat16.
 _BYTES = 2
 _TOKENS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class VariantFacts:
-    """One variant at one shape, with its default fields."""
-
-    name: str
-    """The variant."""
-    seams: tuple[str, ...]
-    """The seams that it fills: "memory", "stream"."""
-    extra_parameters: int
-    """Trainable parameters beyond the plain decoder's."""
-    extra_flops: int
-    """Forward FLOPs for one token beyond the plain decoder's."""
-    depth_bytes: int
-    """Bytes in bfloat16 that a layer hands to later ones for one token, on average."""
-    cache_bytes: int
-    """Bytes in bfloat16 of keys and values that the cache holds for one token, all layers."""
-    plain_fields: str | None
-    """Fields with which a new model computes what the plain decoder does; None: there are none."""
-    source: str
-    """arXiv number of the paper."""
-
-    def row(self) -> tuple[str, ...]:
-        """Return the cells of the table, as ``COLUMNS`` names them."""
-        return (
-            self.name,
-            " and ".join(self.seams) or "none",
-            f"{self.extra_parameters:,}",
-            f"{self.extra_flops:,}",
-            f"{self.depth_bytes:,}",
-            f"{self.cache_bytes:,}",
-            "no" if self.plain_fields is None else self.plain_fields or "yes",
-            self.source or "none",
-        )
-
-
-def read_facts(path: Path = RECORD) -> list[VariantFacts]:
+def read_facts() -> list[Facts]:
     """Return the recorded facts."""
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    return [from_dict(VariantFacts, row, "") for row in rows]
+    return list(json.loads(RECORD.read_text(encoding="utf-8")))
 
 
-def write_facts(facts: Sequence[VariantFacts], path: Path = RECORD) -> None:
-    """Record facts."""
-    rows = [asdict(row) for row in facts]
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+def table_of(facts: Sequence[Facts]) -> list[list[str]]:
+    """Return the heads of the table, then its rows."""
+    rows = [[f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in facts]
+    return [list(facts[0]), *rows]
 
 
-def markdown_table(facts: Sequence[VariantFacts]) -> str:
-    """Return the table of a page."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.row() for row in facts)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> list[VariantFacts]:
+def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Facts]:
     """Return the facts of variants at these sizes, of all registered ones if none are named.
 
     They are counted, or seen in a narrow model.
@@ -95,20 +55,18 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
     for name in list_variants() if names is None else names:
         entry = lookup(name)
         config, plain = entry.config(**sizes), entry.variant.plain_fields
-        depth = count_handed_on(entry, sizes)
+        starts = ", ".join(f"{field}={value}" for field, value in (plain or {}).items()) or "yes"
         facts.append(
-            VariantFacts(
-                name=name,
-                seams=filled_seams(entry.variant),
-                extra_parameters=entry.variant.extra_parameters(config),
-                extra_flops=entry.variant.extra_flops(config),
-                depth_bytes=_BYTES * depth,
-                cache_bytes=_BYTES * count_cached(config, entry.variant),
-                plain_fields=(
-                    None if plain is None else ", ".join(f"{k}={v}" for k, v in plain.items())
-                ),
-                source=entry.variant.source,
-            )
+            {
+                "variant": name,
+                "seam": " and ".join(filled_seams(entry.variant)) or "none",
+                "parameters": entry.variant.extra_parameters(config),
+                "FLOPs": entry.variant.extra_flops(config),
+                "bytes over depth": _BYTES * count_handed_on(entry, sizes),
+                "cache bytes": _BYTES * count_cached(config, entry.variant),
+                "starts plain": "no" if plain is None else starts,
+                "arXiv": entry.variant.source or "none",
+            }
         )
     return facts
 

@@ -24,6 +24,11 @@ Tell = Callable[[str, int | None, int | None], None]
 """Called with what is being done, how much is done, and of how much, where that is known."""
 
 
+def tokens_of(tell: Tell, what: str) -> Callable[[int], None]:
+    """Return what tells how many tokens of ``what`` are done."""
+    return lambda tokens: tell(f"{what}: {tokens:,} tokens", None, None)
+
+
 @contextmanager
 def in_eval_mode(model: Any) -> Iterator[None]:
     """Hold a model in eval mode; afterwards it is in the mode that it was in."""

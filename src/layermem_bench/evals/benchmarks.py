@@ -19,8 +19,8 @@ from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.evals import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.perplexity import rows_at_once
-from layermem_bench.evals.task_catalog import PAPER, TASKS, EvalTask, find_tasks
-from layermem_bench.evals.task_records import expected_file, find_records, read_docs
+from layermem_bench.evals.task_catalog import FOLDERS, PAPER, TASKS, EvalTask, find_tasks
+from layermem_bench.evals.task_records import read_docs
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 
 Sample = Mapping[str, Any]
@@ -71,51 +71,57 @@ def load_tasks(names: Sequence[str], records: Sequence[str]) -> Loaded:
         raise ValueError(
             "lm-eval is not installed; it is in the extra eval: pip install layermem[eval]"
         )
-    from lm_eval.tasks import TaskManager
+    from lm_eval import tasks as definitions
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    # Without lm-eval's own thousands of definitions, which take seconds to list.
-    manager, tasks = TaskManager(include_defaults=False), Loaded()
+    # Without lm-eval's thousands of other definitions, which take seconds to list.
+    folders = [Path(definitions.__file__).parent / folder for folder in FOLDERS]
+    manager = definitions.TaskManager(include_defaults=False, include_path=folders)
+    loaded = Loaded()
     for task in find_tasks(names):
-        definition, about = _from_records(task, records)
+        fields, about = _from_records(task, records)
+        # As a member of a group a definition may be given other fields.
+        group = {"group": "asked", "task": [{"task": task.definition, **fields}]}
         try:
-            tasks[task.name] = manager.load([definition])["tasks"][task.name], about
+            if not task.data_set and "custom_dataset" not in fields:
+                raise ValueError("it has no data set of this task")
+            (loaded_task,) = manager.load([group])["tasks"].values()
         # What cannot be fetched ends in errors of several packages.
         except Exception as error:
             raise ValueError(
                 f"{task.name} cannot be read from {about['items from'] or 'the hub'} "
                 f"({type(error).__name__}: {error}); give --records FOLDER with "
-                f"{expected_file(task)}"
+                f"{task.expected_file}"
             ) from error
-    return tasks
+        loaded_task.set_config("task", task.name)
+        loaded[task.name] = loaded_task, about
+    return loaded
 
 
 def _from_records(task: EvalTask, records: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a definition, which reads records where there are some, and where its items are from.
+    """Return fields of a definition that reads records, where there are some, and their source.
 
     Examples are of the records "train", if there are some, as in lm-eval, else of the evaluated
     items. lm-eval then leaves out the item that is asked about, as both fields name its split.
     """
-    definition, files = task.definition(), find_records(records, task)
+    files, own = task.find_records(records), {"fewshot_split": task.split, "test_split": task.split}
     if not files:
-        return definition, {"items from": task.data_set}
+        # lm-eval's definitions of BIG-bench tasks can show an item as its own example.
+        return own if task.split == "default" else {}, {"items from": task.data_set}
     import datasets
 
     docs = {split: read_docs(task, paths) for split, paths in files.items()}
     rows = datasets.DatasetDict({s: datasets.Dataset.from_list(d) for s, d in docs.items()})
-    fields = ("training_split", "validation_split", "test_split", "fewshot_split")
-    kept = {name: value for name, value in definition.items() if name not in fields}
     if "train" in docs:
         # The draw of examples depends on which of the two fields names the split.
-        kept |= {"training_split": "train", f"{task.split}_split": task.split}
-    else:
-        kept |= {"test_split": task.split, "fewshot_split": task.split}
+        own = {"training_split": "train", f"{task.split}_split": task.split}
     names = {split: ", ".join(path.name for path in paths) for split, paths in files.items()}
     about = {
         "items from": names[task.split],
         "examples from": names.get("train", "the other evaluated items"),
     }
-    return {**kept, "custom_dataset": lambda **_: rows}, about
+    fields = ("training_split", "validation_split", "test_split", "fewshot_split")
+    return {**dict.fromkeys(fields), **own, "custom_dataset": lambda **_: rows}, about
 
 
 def measure_benchmarks(
@@ -140,19 +146,18 @@ def measure_benchmarks(
 
 
 def _answer(
-    checkpoint: Checkpoint,
-    tasks: Loaded,
-    seeds: Sequence[int],
-    options: EvalOptions,
-    tell: Tell,
+    checkpoint: Checkpoint, tasks: Loaded, seeds: Sequence[int], options: EvalOptions, tell: Tell
 ) -> dict[str, list[list[Sample]]]:
     """Return the answers of a model by task, a seed after the other."""
     import lm_eval
 
-    model, answers = _counting_model(checkpoint, options), dict[str, list[list[Sample]]]()
+    model, loaded = (
+        _counting_model(checkpoint, options),
+        {n: task for n, (task, _) in tasks.items()},
+    )
+    answers: dict[str, list[list[Sample]]] = {name: [] for name in tasks}
     for seed in seeds:
         tell(f"{checkpoint.name}: seed {seed} of examples", seed, len(seeds))
-        loaded = {name: task for name, (task, _) in tasks.items()}
         for task in loaded.values():
             task.set_config("num_fewshot", options.shots)
             task.set_fewshot_seed(seed)
@@ -162,7 +167,7 @@ def _answer(
             samples = sorted(result["samples"][name], key=lambda sample: int(sample["doc_id"]))
             for sample in samples:
                 sample["cut"] = model.cut.intersection(sample["arguments"])
-            answers.setdefault(name, []).append(samples)
+            answers[name].append(samples)
     return answers
 
 
@@ -232,16 +237,12 @@ def _rows(tasks: Loaded, answers: Mapping[str, Mapping[str, list[list[Sample]]]]
         if "acc_norm" in first[name][0][0]:
             norms = {m: share_right(_right(of[name], "acc_norm")) for m, of in answers.items()}
             by_character.append(Row(table=RIGHT_NORM, name=name, unit="items", scores=norms))
-    yield from rows
     if len(rows) > 1:
         means = {m: statistics.fmean(row.scores[m].value for row in rows) for m in answers}
-        yield Row(
-            table=RIGHT,
-            name=MEAN,
-            scores={model: Score(value=mean) for model, mean in means.items()},
-            chance=statistics.fmean(row.chance or 0.0 for row in rows),
-        )
-    yield from by_character
+        scores = {model: Score(value=mean) for model, mean in means.items()}
+        chance = statistics.fmean(row.chance or 0.0 for row in rows)
+        rows.append(Row(table=RIGHT, name=MEAN, scores=scores, chance=chance))
+    yield from (*rows, *by_character)
 
 
 def _right(seeds: Sequence[Sequence[Sample]], metric: str) -> list[list[int]]:

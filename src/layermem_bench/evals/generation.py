@@ -32,20 +32,47 @@ class GreedySettings:
     batch_size: int = 256
 
 
-@torch.inference_mode()
 def greedy(
     model: PreTrainedModel,
     prompts: Rows,
     settings: GreedySettings,
     *,
+    shared: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """Return the tokens generated after each prompt, without the end token, in the given order.
 
-    ``progress`` is called with the number of prompts done so far.
+    ``progress`` is called with the number of prompts done so far. ``shared``: each process of a run
+    generates its share, and all must call this. Every one has the same number of prompts, so the
+    same number of batches: a sharded model needs all processes in every forward, and transformers
+    has each go on until the last has ended.
     """
-    order = _by_length(prompts)
+    processes = dist.get_world_size() if shared and dist.is_initialized() else 1
+    first = dist.get_rank() if processes > 1 else 0
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    # Process p of P takes every P-th prompt from p on, so shares are of about one length. The
+    # longest prompt is repeated where the number does not divide.
+    order += order[-1:] * (-len(order) % processes)
+    own = [prompts[i] for i in order[first::processes]]
+    parts = [_continue_sorted(model, own, settings, progress)] * processes
+    if processes > 1:
+        dist.all_gather_object(parts, parts[0])
     generated: list[list[int]] = [[] for _ in prompts]
+    for process, rows in enumerate(parts):
+        for i, row in zip(order[process::processes], rows, strict=True):
+            generated[i] = row
+    return generated
+
+
+@torch.inference_mode()
+def _continue_sorted(
+    model: PreTrainedModel,
+    prompts: Rows,
+    settings: GreedySettings,
+    progress: Callable[[int], None],
+) -> list[list[int]]:
+    """Return what is generated after prompts, in batches of their order."""
+    generated: list[list[int]] = []
     own = model.generation_config
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
@@ -60,48 +87,20 @@ def greedy(
     model.generation_config = config
     try:
         with in_eval_mode(model):
-            for start in range(0, len(order), settings.batch_size):
-                batch = order[start : start + settings.batch_size]
-                rows = [torch.tensor(list(prompts[i])) for i in batch]
+            for start in range(0, len(prompts), settings.batch_size):
+                batch = prompts[start : start + settings.batch_size]
+                rows = [torch.tensor([*ids]) for ids in batch]
                 ids = pad_sequence(rows, True, settings.padding, "left").to(model.device)
                 mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
                 mask = mask.to(model.device)
                 out = model.generate(ids, attention_mask=mask, generation_config=config)
-                for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
-                    generated[i] = row[: row.index(settings.end)] if settings.end in row else row
-                progress(start + len(batch))
+                for row in out[:, ids.shape[1] :].tolist():
+                    ended = settings.end in row
+                    generated.append(row[: row.index(settings.end)] if ended else row)
+                progress(len(generated))
     finally:
         model.generation_config = own
     return generated
-
-
-def shared_greedy(
-    model: PreTrainedModel, prompts: Rows, settings: GreedySettings
-) -> list[list[int]]:
-    """Return what ``greedy`` returns, each process generating its share; all must call this.
-
-    Every process has the same number of prompts, so the same number of batches. A sharded model
-    needs all processes in every forward, so transformers has each go on until the last has ended.
-    """
-    processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if processes == 1 or not prompts:
-        return greedy(model, prompts, settings)
-    order = _by_length(prompts)
-    # Process p of P takes every P-th prompt from p on, so shares are of about one length. The
-    # longest prompt is repeated where the number does not divide.
-    order += order[-1:] * (-len(order) % processes)
-    own = greedy(model, [prompts[i] for i in order[dist.get_rank() :: processes]], settings)
-    gathered: list[list[list[int]]] = [[] for _ in range(processes)]
-    dist.all_gather_object(gathered, own)
-    generated: list[list[int]] = [[] for _ in prompts]
-    for process, rows in enumerate(gathered):
-        for i, row in zip(order[process::processes], rows, strict=True):
-            generated[i] = row
-    return generated
-
-
-def _by_length(prompts: Rows) -> list[int]:
-    return sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
 
 
 @torch.inference_mode()
@@ -125,12 +124,10 @@ def read_answers(
     answers: list[list[int]] = []
     with in_eval_mode(model):
         for start in range(0, len(sequences), size):
-            batch = [torch.tensor(list(ids)) for ids in sequences[start : start + size]]
+            batch = [torch.tensor([*ids]) for ids in sequences[start : start + size]]
             ids = pad_sequence(batch, True, settings.padding).to(model.device)
             likeliest = model(input_ids=ids, use_cache=False).logits.argmax(-1).tolist()
-            answers += [
-                [row[query] for query in asked]
-                for row, asked in zip(likeliest, queries[start : start + size], strict=True)
-            ]
+            asked = queries[start : start + size]
+            answers += [[row[q] for q in of] for row, of in zip(likeliest, asked, strict=True)]
             progress(len(answers))
     return answers

@@ -28,7 +28,14 @@ from layermem_bench.analysis.capture import capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.analysis.separability import Separability, separability
 from layermem_bench.data.tokenizers import batch_encoder
-from layermem_bench.evals import Tell, adjust, compare_right, read_rows, share_right
+from layermem_bench.evals import (
+    Tell,
+    adjust,
+    compare_right,
+    read_rows,
+    share_right,
+    tokens_of,
+)
 from layermem_bench.evals.perplexity import Predecessor, first_context, pad_right, perplexity
 from layermem_bench.results.analysis import Probe, Representation
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
@@ -116,7 +123,7 @@ def measure_grammar(
             pairs,
             predecessor=each.predecessor,
             batch_size=options.batch_size,
-            progress=partial(_tell_tokens, tell, name),
+            progress=tokens_of(tell, name),
         )
         if options.probe is not None:
             distinct = distinct_pairs(pairs, options.probe)
@@ -124,10 +131,6 @@ def measure_grammar(
     rows = (*right_rows(pairs, margins), *probe_rows(probes))
     tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
     return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=rows)
-
-
-def _tell_tokens(tell: Tell, name: str, done: int) -> None:
-    tell(f"{name}: {done:,} tokens", None, None)
 
 
 def judge_pairs(

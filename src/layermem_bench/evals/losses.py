@@ -11,13 +11,8 @@ from layermem_bench.analysis.ablation import weight_groups, without
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.data.document_hashes import hash_text
 from layermem_bench.data.sources import open_source
-from layermem_bench.evals import Tell, adjust
-from layermem_bench.evals.perplexity import (
-    Perplexity,
-    check_context,
-    longest_context,
-    perplexity,
-)
+from layermem_bench.evals import Tell, adjust, tokens_of
+from layermem_bench.evals.perplexity import Perplexity, choose_windows, perplexity
 from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import p_value, ratio_interval
 
@@ -50,13 +45,13 @@ _TABLES = {
 
 def settle_windows(checkpoints: Sequence[Checkpoint], options: EvalOptions) -> EvalOptions:
     """Return the options with context and stride, which are the same for all checkpoints."""
-    longest = {each.name: longest_context(each.load_config()) for each in checkpoints}
-    context, stride = options.context, options.stride
-    if context is None:
-        known = (each.text.block_size if each.text else longest[each.name] for each in checkpoints)
-        context = min((length for length in known if length is not None), default=None)
-    for name, length in longest.items():
-        context, stride = check_context(context, options.stride, length, name)
+    blocks = [each.text.block_size for each in checkpoints if each.text]
+    context, stride = choose_windows(
+        [each.load_config() for each in checkpoints],
+        options.context,
+        options.stride,
+        min(blocks, default=None),
+    )
     return replace(options, context=context, stride=stride)
 
 
@@ -65,10 +60,17 @@ def measure_losses(
 ) -> Part:
     """Measure losses, by options that ``settle_windows`` returned."""
     measured = {each.name: _losses_of(each, texts, options, tell) for each in opened}
-    rows = (*_rows({name: losses[""] for name, losses in measured.items()}), *_ablated(measured))
+    wholes = {name: losses[""] for name, losses in measured.items()}
+    documents = len(next(iter(wholes.values())).nats)
+    rows = (*_rows(wholes), *_ablated(measured))
     return Part(
         title="Loss on documents",
-        how=_how([losses[""] for losses in measured.values()], texts, options),
+        how=f"{documents:,} different documents of {', '.join(texts)}, each by itself, in windows "
+        f"of {options.context} tokens that are {options.stride} apart; each token is predicted "
+        "once. Before a document stands the token that stands there in training (of runs on text "
+        "from new weights the end token, else BOS, or EOS without BOS); where there is none, its "
+        "first token is not predicted. Bits per byte of a tokenizer with unknown tokens are of "
+        "less than the text.",
         tables={row.table: _TABLES[row.table] for row in rows},
         rows=rows,
     )
@@ -89,7 +91,7 @@ def _losses_of(
             stride=options.stride,
             batch_size=options.batch_size,
             predecessor=checkpoint.predecessor,
-            progress=lambda tokens: tell(f"{what}: {tokens:,} tokens", None, None),
+            progress=tokens_of(tell, what),
         )
 
     losses = {"": read(checkpoint.name)}
@@ -117,37 +119,34 @@ def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]
 
 
 def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
+    """Yield losses by byte, by token and by position, and perplexities."""
     (_, first), *others = models.items()
     same_tokens = {n: m for n, m in others if _are_same_tokens(m, first)}
     same_bytes = {n: m for n, m in others if n in same_tokens or _are_same_bytes(m, first)}
-    bits = {
-        name: Score(
-            value=model.bits_per_byte,
-            count=model.bytes,
-            counts={"unknown tokens": model.unknown_tokens} if model.unknown_tokens else {},
-        )
-        for name, model in models.items()
-    }
     yield Row(
         table=LOSS,
         name="bits per byte",
         unit="bytes",
         is_comparable=len(same_bytes) == len(others),
-        scores=bits,
+        scores={
+            name: Score(
+                value=model.bits_per_byte,
+                count=model.bytes,
+                counts={"unknown tokens": model.unknown_tokens} if model.unknown_tokens else {},
+            )
+            for name, model in models.items()
+        },
         differences=adjust({n: _between(model, first, "byte") for n, model in same_bytes.items()}),
     )
     row = partial(Row, unit="tokens", is_comparable=len(same_tokens) == len(others))
     losses = {name: Score(value=model.loss, count=model.tokens) for name, model in models.items()}
     differences = adjust({n: _between(model, first, "token") for n, model in same_tokens.items()})
     yield row(table=LOSS, name="nats per token", scores=losses, differences=differences)
-    for span in sorted({span for model in models.values() for span in model.positions}):
-        of_span = {n: m.positions[span] for n, m in models.items() if span in m.positions}
-        yield row(
-            table=LOSS,
-            name=_after(*span),
-            scores={n: Score(value=loss, count=tokens) for n, (tokens, loss) in of_span.items()},
-            at=span[0],
-        )
+    for at, to in sorted({span for model in models.values() for span in model.positions}):
+        of_span = {n: m.positions[at, to] for n, m in models.items() if (at, to) in m.positions}
+        scores = {n: Score(value=loss, count=tokens) for n, (tokens, loss) in of_span.items()}
+        span = f"{at}" if at == to else f"{at} to {to}"
+        yield row(table=LOSS, name=f"after {span} token{'s' * (to > 1)}", scores=scores, at=at)
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
     yield row(table="perplexity", name="perplexity", scores=values)
 
@@ -178,10 +177,6 @@ def _are_same_bytes(one: Perplexity, other: Perplexity) -> bool:
     return are_known and one.sizes == other.sizes
 
 
-def _after(first: int, last: int) -> str:
-    return f"after {first if first == last else f'{first} to {last}'} token{'s' * (last != 1)}"
-
-
 def _between(ours: Perplexity, theirs: Perplexity, unit: Literal["token", "byte"]) -> Difference:
     """Return the difference in nats per token, or in bits per byte."""
     if unit == "token":
@@ -193,14 +188,3 @@ def _between(ours: Perplexity, theirs: Perplexity, unit: Literal["token", "byte"
     if interval is None:
         return Difference(value=value)
     return Difference(value=value, interval=interval.ends, p=p_value(interval))
-
-
-def _how(models: Sequence[Perplexity], texts: Sequence[str], options: EvalOptions) -> str:
-    return (
-        f"{len(models[0].nats):,} different documents of {', '.join(texts)}, each by "
-        f"itself, in windows of {options.context} tokens that are {options.stride} apart; each "
-        "token is predicted once. Before a document stands the token that stands there in training "
-        "(of runs on text from new weights the end token, else BOS, or EOS without BOS); where "
-        "there is none, its first token is not predicted. Bits per byte of a tokenizer with "
-        "unknown tokens are of less than the text."
-    )

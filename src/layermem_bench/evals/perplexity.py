@@ -17,8 +17,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,15 +42,14 @@ _TOKENS_AT_ONCE = 512
 _BATCHES_SORTED = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Tokens that one forward reads, and how many of them it predicts."""
 
     ids: Ids
     """Ids [T + 1] in int64; the model reads all but the last."""
     scored: int
     """Number of tokens, at the end, whose losses are asked for."""
-    item: int = 0
+    document: int
     """Number of the document or sentence."""
 
 
@@ -111,8 +109,8 @@ class Perplexity:
 
     def add(self, window: Window, losses: Losses) -> None:
         """Add the losses of the tokens that a window predicts."""
-        self.nats[window.item] += float(losses.sum())
-        self.counts[window.item] += window.scored
+        self.nats[window.document] += float(losses.sum())
+        self.counts[window.document] += window.scored
         bins = self._bin_of[len(window.ids) - window.scored : len(window.ids)]
         np.add.at(self._bins[0], bins, losses)
         np.add.at(self._bins[1], bins, 1)
@@ -141,8 +139,7 @@ def perplexity(
     """
     if isinstance(texts, str):
         raise TypeError("texts must be several documents, got one string; pass [text]")
-    longest = longest_context(model.config)
-    context, stride = check_context(context, stride, longest, type(model).__name__)
+    context, stride = choose_windows([model.config], context, stride)
     read = Perplexity(context)
     windows = _windows(read, tokenizer, texts, context, stride, predecessor)
     done = 0
@@ -157,30 +154,27 @@ def perplexity(
     return read
 
 
-def check_context(
-    context: int | None, stride: int | None, longest: int | None, name: str
+def choose_windows(
+    configs: Iterable[Any], context: int | None, stride: int | None, default: int | None = None
 ) -> tuple[int, int]:
-    """Return context and stride with their defaults, after checking them.
+    """Return context and stride that models of these configs can all be measured with.
 
-    ``longest`` is the longest sequence of the model called ``name``; None: it does not say.
+    ``default``: context where None is asked for, unless a model reads less.
     """
-    context = longest if context is None else context
+    known = (getattr(each.get_text_config(), "max_position_embeddings", None) for each in configs)
+    longest = [length for length in known if isinstance(length, int) and length > 0]
     if context is None:
-        raise ValueError(f"{name} does not say how long its sequences may be; give a context")
-    if not 1 <= context <= (longest or context):
+        context = min([*longest, *([] if default is None else [default])], default=None)
+    if context is None:
+        raise ValueError("no model says how long its sequences may be; give a context")
+    if not 1 <= context <= min(longest, default=context):
         raise ValueError(
-            f"context must be from 1 to the {longest} tokens that {name} reads, got {context}"
+            f"context must be from 1 to the {min(longest)} tokens that a model reads, got {context}"
         )
     stride = max(1, context // 2) if stride is None else stride
     if not 1 <= stride <= context:
         raise ValueError(f"stride must be from 1 to the context, {context}, got {stride}")
     return context, stride
-
-
-def longest_context(config: Any) -> int | None:
-    """Return the longest sequence that a model's config allows; None: it does not say."""
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return longest if isinstance(longest, int) and longest > 0 else None
 
 
 def first_context(tokenizer: Any, predecessor: Predecessor = "tokenizer") -> int | None:
@@ -221,27 +215,28 @@ def _windows(
             not_predicted = 0 if len(ids) else not_predicted
             yield ids
 
-    for item, text in enumerate(texts):
-        read.nats.append(0.0)
-        read.counts.append(0)
-        read.sizes.append(0)
-        yield from cut_windows(parts_of(text), context, stride, predecessor=first, item=item)
+    for document, text in enumerate(texts):
+        for sums in (read.nats, read.counts, read.sizes):
+            sums.append(0)
+        for ids, scored in cut_windows(parts_of(text), context, stride, predecessor=first):
+            yield Window(ids, scored, document)
 
 
 def cut_windows(
-    parts: Iterable[Ids], context: int, stride: int, *, predecessor: int | None, item: int = 0
-) -> Iterator[Window]:
-    """Yield the windows of one document, whose ids come in parts."""
+    parts: Iterable[Ids], context: int, stride: int, *, predecessor: int | None
+) -> Iterator[tuple[Ids, int]]:
+    """Yield the ids of each window of one document, whose ids come in parts, and how many of them
+    it predicts."""
     ids = np.array([] if predecessor is None else [predecessor], dtype=np.int64)
     # Tokens of ``ids`` before the first one that is still to be predicted.
     known = 1
     for part in parts:
         ids = np.concatenate([ids, part.astype(np.int64)])
         while len(ids) > context:
-            yield Window(ids=ids[: context + 1], scored=context + 1 - known, item=item)
+            yield ids[: context + 1], context + 1 - known
             ids, known = ids[stride:], context + 1 - stride
     if len(ids) > known:
-        yield Window(ids=ids, scored=len(ids) - known, item=item)
+        yield ids, len(ids) - known
 
 
 def batched_losses(
@@ -288,8 +283,8 @@ def _losses(model: Any, batch: Sequence[Window]) -> list[Losses]:
         of_window = torch.cat(parts).numpy().astype(np.float64)
         if not np.isfinite(of_window).all():
             raise ValueError(
-                f"a loss of text {window.item} is not finite: the model's weights are not, or its "
-                "precision is too low; try float32"
+                f"a loss of text {window.document} is not finite: the model's weights are not, or "
+                "its precision is too low; try float32"
             )
         losses.append(of_window)
     return losses

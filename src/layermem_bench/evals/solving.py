@@ -7,27 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
-from layermem_bench.analysis.checkpoints import Checkpoint, load_final
+from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config import run as config
-from layermem_bench.config.hashing import file_digest
 from layermem_bench.evals import Tell
-from layermem_bench.evals.generation import GreedySettings, greedy, read_answers, shared_greedy
+from layermem_bench.evals.generation import GreedySettings, greedy, read_answers
 from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.solved import Shares, Solved
-from layermem_bench.tasks.problems import Grade, Problem, Queried, Split
+from layermem_bench.tasks.problems import Grade, Problem, Queried
 from layermem_bench.tasks.registry import TaskDefinition, encode, get_task, select_queried
 
 # Problems where no number is asked for.
 _COUNT = 10_000
-# What the two tables of a task show.
-_RIGHT, _STEPS = "right answers", "every step right"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +63,7 @@ def attempt(
     """Let a model solve problems; a solution much longer than the longest right one is cut.
 
     Answers to queries inside a sequence are read in one forward; each process reads all of them.
-    ``shared``: the processes of a run share the problems, and all must call this; ``progress`` is
-    not called then.
+    ``shared``: the processes of a run share the problems, and all must call this.
     """
     if not problems:
         raise ValueError("there are no problems to solve")
@@ -86,11 +80,9 @@ def attempt(
         answers = read_answers(model, prompts, queries, settings, progress=progress)
         texts = _join_words(tokenizer, answers)
     else:
-        generate = shared_greedy if shared else partial(greedy, progress=progress)
+        generated = greedy(model, prompts, settings, shared=shared, progress=progress)
         # What is cut at the end token has no other special token in a right solution.
-        texts = tokenizer.batch_decode(
-            generate(model, prompts, settings), skip_special_tokens=False
-        )
+        texts = tokenizer.batch_decode(generated, skip_special_tokens=False)
     return [
         Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
         for p, text in zip(problems, texts, strict=True)
@@ -136,23 +128,19 @@ def evaluate(
     The processes of a run share the validation problems. Each solves all of the test problems,
     since a run may be stopped there, and then no process may wait for the share of another.
     """
-    definition = get_task(str(task.name))
-    shared = split == "validation"
-    attempts = attempt(model, tokenizer, definition, _problems(task, split), shared=shared)
+    definition, problems = get_task(str(task.name)), _problems(task, split)
+    attempts = attempt(model, tokenizer, definition, problems, shared=split == "validation")
     return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
 
 
-def _problems(task: config.Task, split: str) -> Sequence[Problem]:
-    values = map(str, task.fields().values())
-    # Another text may lie in a file of problems since the last call.
-    files = tuple(file_digest(Path(value)) for value in values if Path(value).is_file())
-    return _kept_problems(task, split, files)
-
-
 @lru_cache(maxsize=4)
-def _kept_problems(task: config.Task, split: str, files: tuple[str, ...]) -> Sequence[Problem]:
-    count = task.test if split == "test" else task.validation
+def _problems(task: config.Task, split: str) -> Sequence[Problem]:
+    count = {"train": task.examples, "validation": task.validation, "test": task.test}[split]
     return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
+
+
+def _prompts(task: config.Task, split: str) -> list[str]:
+    return [problem.prompt for problem in _problems(task, split)]
 
 
 def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
@@ -189,7 +177,7 @@ def measure_problems(
     for name in names:
         tasks = {each.name: _task_of(each, name, options) for each in opened}
         solved = {each.name: solve(each, tasks[each.name], options, tell) for each in opened}
-        first, *others = ((task.seed, task.test, task.fields()) for task in tasks.values())
+        first, *others = (_prompts(task, options.split) for task in tasks.values())
         is_same = all(other == first for other in others)
         rows += [replace(row, is_comparable=is_same) for row in _rows(name, solved)]
     return Part(
@@ -204,62 +192,45 @@ def measure_problems(
 
 
 def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:
-    """Return the task of which a run's model solves problems, ``test`` of them; refuse another task
-    than it was trained on, and problems that it was trained on where others are asked for."""
+    """Return the task of which a run's model solves problems, with as many in the split as are
+    asked for; refuse another task than it was trained on, and problems that it was trained on."""
     trained_on = checkpoint.run.task if checkpoint.run is not None else config.Task()
     if trained_on.name != name:
         raise ValueError(
             f"{checkpoint.name} was trained by no run on {name}: a model solves problems of the "
             "task that its run trained it on"
         )
-    is_training_set = options.split == "train"
-    if is_training_set and (options.task_options or options.seed is not None):
-        raise ValueError(
-            "--split train asks for the problems that the model was trained on, which --seed and "
-            "--task-options would draw anew: leave them out, or take another split"
-        )
     count = options.limit or _COUNT
+    if options.split == "train":
+        if options.task_options or options.seed is not None:
+            raise ValueError(
+                "--split train asks for the problems that the model was trained on, which --seed "
+                "and --task-options would draw anew: leave them out, or take another split"
+            )
+        return replace(trained_on, examples=min(count, trained_on.examples), repeated=0, repeats=1)
     task = replace(
         trained_on,
         seed=trained_on.seed if options.seed is None else options.seed,
         options=config.merged(trained_on.options, options.task_options),
-        test=min(count, trained_on.examples) if is_training_set else count,
+        validation=count,
+        test=count,
     )
     if options.task_options:
-        _check_not_trained_on(trained_on, task, options.split)
+        learnt, asked = {*_prompts(trained_on, "train")}, _prompts(task, options.split)
+        if shared := sum(prompt in learnt for prompt in asked):
+            raise ValueError(
+                f"the model was trained on {shared:,} of the {len(asked):,} problems that "
+                "--task-options asks for: give others"
+            )
     return task
 
 
-def _check_not_trained_on(trained_on: config.Task, task: config.Task, split: Split) -> None:
-    """Refuse options under which some problems are, or may be, among those of the training."""
-    definition, own, new = get_task(str(task.name)), trained_on.fields(), task.fields()
-    for name in definition.splits_by(own):
-        default = definition.options()[name]
-        if own.get(name, default) != new.get(name, default):
-            raise ValueError(
-                f"the model was trained on problems split by {name}={own.get(name, default)}; of "
-                f"{name}={new[name]} some may be in its training set: leave --task-options {name} "
-                "out"
-            )
-    if not new.get(split):
-        return
-    # Problems of a file may be any.
-    training_set = definition.problems("train", trained_on.examples, trained_on.seed, **own)
-    prompts = {problem.prompt for problem in training_set}
-    problems = definition.problems(split, task.test, task.seed, **new)
-    if shared := sum(problem.prompt in prompts for problem in problems):
-        raise ValueError(
-            f"the model was trained on {shared:,} of the {len(problems):,} problems that "
-            "--task-options asks for: give a file without them"
-        )
-
-
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
+    """Let the final model of a run solve the problems of a split."""
     name, definition = str(task.name), get_task(str(task.name))
-    problems = definition.problems(options.split, task.test, task.seed, **task.fields())
-    model = load_final(Path(checkpoint.location))
+    problems = _problems(task, options.split)
     attempts = attempt(
-        model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        load_model(checkpoint, with_head=True, dtype="auto"),
         checkpoint.tokenizer,
         definition,
         problems,
@@ -271,29 +242,32 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
 
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     """Yield right answers, then every step right: of all problems, and by level."""
-    shares: dict[str, dict[str, Shares]] = {"all": dict(solved)}
+    by_level: dict[str, dict[str, Shares]] = {}
     for model, of_model in solved.items():
         for kind, by in of_model.by.items():
-            for level, of_level in by.items():
-                shares.setdefault(f"{kind}: {level}", {})[model] = of_level
+            for level, shares in by.items():
+                by_level.setdefault(f"{kind}: {level}", {})[model] = shares
     chances = {of_model.chance for of_model in solved.values()}
-    for what, ends in ((_RIGHT, "interval"), (_STEPS, "steps_interval")):
-        for name, of_models in shares.items():
-            is_first = (what, name) == (_RIGHT, "all")
-            scores = {
-                model: Score(
-                    value=share.accuracy if what == _RIGHT else share.steps,
-                    interval=getattr(share, ends),
-                    count=share.count,
-                    counts=solved[model].faults if is_first else {},
-                )
-                for model, share in of_models.items()
-            }
-            yield Row(
-                table=f"{task}, {what}",
-                name=name,
-                unit="problems",
-                scores=scores,
-                # It differs between models of different problems.
-                chance=chances.pop() if is_first and len(chances) == 1 else None,
-            )
+    right, steps = f"{task}, right answers", f"{task}, every step right"
+    yield Row(
+        table=right,
+        name="all",
+        unit="problems",
+        scores={m: replace(_right(each), counts=each.faults) for m, each in solved.items()},
+        # It differs between models of different problems.
+        chance=chances.pop() if len(chances) == 1 else None,
+    )
+    row = partial(Row, unit="problems")
+    for name, of_models in by_level.items():
+        yield row(table=right, name=name, scores={m: _right(s) for m, s in of_models.items()})
+    every: dict[str, Mapping[str, Shares]] = {"all": solved, **by_level}
+    for name, of_all in every.items():
+        yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_all.items()})
+
+
+def _right(shares: Shares) -> Score:
+    return Score(value=shares.accuracy, interval=shares.interval, count=shares.count)
+
+
+def _steps(shares: Shares) -> Score:
+    return Score(value=shares.steps, interval=shares.steps_interval, count=shares.count)

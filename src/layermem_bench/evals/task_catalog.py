@@ -1,23 +1,31 @@
-"""The evaluation tasks of the paper, by lm-eval's names.
+"""The evaluation tasks of the paper: lm-eval's names of them, their records, the paper's figures.
 
     Table 1       MultiRC WiC QNLI ARC-E ARC-C, key-value maps, induction, logical deduction of 3
     Tables 4-6    GLUE and SuperGLUE, questions, BIG-bench, all 3-shot with models of 1B
 
-The prompts of each are in ``lm_eval_tasks/NAME.yaml``. BIG-bench's names may be shortened:
-``implicit_relations`` is ``bigbench_implicit_relations_multiple_choice``.
+BIG-bench's names may be shortened: ``implicit_relations`` is
+``bigbench_implicit_relations_multiple_choice``.
 """
 
-import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-DEFINITIONS = Path(__file__).parent / "lm_eval_tasks"
-"""Folder of the definitions of tasks."""
+from layermem_base.plugins import unknown_name
+
+FOLDERS = ("arc", "hellaswag", "openbookqa", "super_glue", "glue", "bigbench/multiple_choice")
+"""Folders of lm-eval that define the tasks."""
 PAPER = ("LLaMA", "HC", "LIMe")
 """The paper's models; HC: Hyper-Connections."""
 _BIGBENCH = "bigbench_{}_multiple_choice"
+# Of a split, the ends that names of its files may have.
+_ENDS = {
+    "train": ("_train",),
+    "validation": ("_validation", "_valid", "_val", "_dev"),
+    "test": ("_test",),
+    "default": ("",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,54 +33,66 @@ class EvalTask:
     """A task of the paper's tables."""
 
     name: str
-    """Its name in lm-eval."""
+    """Its name in lm-eval; of logical deduction a part has a name of its own."""
     stem: str
     """Start of the names of its files of records."""
-    schema: str
-    """Kind of its records: a name of ``task_records.SCHEMAS``."""
     split: str
     """Split that is evaluated: "test", "validation", or "default" where there is no other."""
+    data_set: str
+    """What lm-eval fetches from the hub; empty: the hub does not have it apart."""
     paper: tuple[float, ...]
     """The paper's accuracies in percent, of the models ``PAPER``."""
 
-    def definition(self) -> dict[str, Any]:
-        """Return the fields of the definition."""
-        import yaml
-
-        return dict(yaml.safe_load((DEFINITIONS / f"{self.name}.yaml").read_text(encoding="utf-8")))
+    @property
+    def definition(self) -> str:
+        """The name of lm-eval's definition, which is one for any number of objects."""
+        return re.sub("_(three|five)_objects", "", self.name)
 
     @property
-    def data_set(self) -> str:
-        """The name of the data set that the definition reads; empty: it is not on the hub."""
-        definition = self.definition()
-        names = (definition.get(name) for name in ("dataset_path", "dataset_name"))
-        return " ".join(name for name in names if name)
+    def expected_file(self) -> str:
+        """The name that a file of its evaluated split may have."""
+        kind = "json" if self.split == "default" else "jsonl"
+        return f"{self.stem}{_ENDS[self.split][0]}.{kind}"
+
+    def find_records(self, folders: Sequence[str]) -> dict[str, list[Path]]:
+        """Return its files by split: of the one that is evaluated, and of "train" if there are
+        some; nothing, if there are none of the evaluated one. The first folder that has some
+        counts; BIG-bench's may be parts (``key_value_maps__extends.json``)."""
+        places = [Path(folder, inner) for folder in folders for inner in (".", "bigbench")]
+        found: dict[str, list[Path]] = {}
+        for split in dict.fromkeys((self.split, "train")):
+            for place in places:
+                files = [path for end in _ENDS[split] for path in place.glob(f"{self.stem}{end}.*")]
+                parts = place.glob(f"{self.stem}__*") if split == "default" else ()
+                if chosen := sorted(files)[:1] or sorted(parts):
+                    found.setdefault(split, chosen)
+        return found if self.split in found else {}
 
 
-# Stem of the files, kind of record, split that is evaluated, and the paper's accuracies.
+# Stem of the files, split that is evaluated, data set of the hub, and the paper's accuracies.
 _TASKS = (
-    ("multirc", "multirc", "validation", 43.24, 54.34, 56.15),
-    ("wic", "wic", "validation", 50.00, 49.72, 50.44),
-    ("qnli", "glue", "validation", 49.49, 49.43, 51.43),
-    ("arc_easy", "arc", "test", 70.45, 71.15, 71.15),
-    ("arc_challenge", "arc", "test", 38.70, 37.63, 39.30),
-    ("key_value_maps", "bigbench", "default", 45.94, 51.68, 55.64),
-    ("mathematical_induction", "bigbench", "default", 54.20, 51.59, 55.36),
-    ("logical_deduction__three_objects", "bigbench", "default", 33.60, 33.87, 34.47),
-    ("copa", "copa", "validation", 75.80, 74.00, 75.20),
-    ("wnli", "glue", "validation", 51.27, 56.34, 56.06),
-    ("hellaswag", "hellaswag", "validation", 52.55, 54.04, 52.85),
-    ("openbookqa", "openbookqa", "test", 37.68, 40.08, 39.68),
-    ("disambiguation_qa", "bigbench", "default", 30.16, 26.20, 30.23),
-    ("logical_deduction__five_objects", "bigbench", "default", 19.44, 19.92, 20.72),
-    ("implicit_relations", "bigbench", "default", 12.94, 15.29, 14.82),
-    ("reasoning_about_colored_objects", "bigbench", "default", 16.97, 18.48, 17.39),
+    ("multirc", "validation", "aps/super_glue multirc", 43.24, 54.34, 56.15),
+    ("wic", "validation", "aps/super_glue wic", 50.00, 49.72, 50.44),
+    ("qnli", "validation", "nyu-mll/glue qnli", 49.49, 49.43, 51.43),
+    ("arc_easy", "test", "allenai/ai2_arc ARC-Easy", 70.45, 71.15, 71.15),
+    ("arc_challenge", "test", "allenai/ai2_arc ARC-Challenge", 38.70, 37.63, 39.30),
+    ("key_value_maps", "default", "hails/bigbench", 45.94, 51.68, 55.64),
+    ("mathematical_induction", "default", "hails/bigbench", 54.20, 51.59, 55.36),
+    ("logical_deduction__three_objects", "default", "", 33.60, 33.87, 34.47),
+    ("copa", "validation", "aps/super_glue copa", 75.80, 74.00, 75.20),
+    ("wnli", "validation", "nyu-mll/glue wnli", 51.27, 56.34, 56.06),
+    ("hellaswag", "validation", "Rowan/hellaswag", 52.55, 54.04, 52.85),
+    ("openbookqa", "test", "allenai/openbookqa main", 37.68, 40.08, 39.68),
+    ("disambiguation_qa", "default", "hails/bigbench", 30.16, 26.20, 30.23),
+    ("logical_deduction__five_objects", "default", "", 19.44, 19.92, 20.72),
+    ("implicit_relations", "default", "hails/bigbench", 12.94, 15.29, 14.82),
+    ("reasoning_about_colored_objects", "default", "hails/bigbench", 16.97, 18.48, 17.39),
 )
 
 
-def _task(stem: str, schema: str, split: str, *paper: float) -> EvalTask:
-    name = _BIGBENCH.format(stem.replace("__", "_")) if schema == "bigbench" else stem
-    return EvalTask(name=name, stem=stem, schema=schema, split=split, paper=paper)
+def _task(stem: str, split: str, data_set: str, *paper: float) -> EvalTask:
+    name = _BIGBENCH.format(stem.replace("__", "_")) if split == "default" else stem
+    return EvalTask(name=name, stem=stem, split=split, data_set=data_set, paper=paper)
 
 
 TASKS = {task.name: task for task in (_task(*row) for row in _TASKS)}
@@ -81,18 +101,15 @@ TASKS = {task.name: task for task in (_task(*row) for row in _TASKS)}
 
 def find_tasks(names: Sequence[str]) -> list[EvalTask]:
     """Return the tasks of some names, each once; ``paper`` stands for all of them."""
-    parts = [part for name in names for part in name.split(",") if part]
-    tasks = [TASKS.values() if name == "paper" else [find_task(name)] for name in parts]
+    tasks = [TASKS.values() if name == "paper" else [find_task(name)] for name in names]
     return list(dict.fromkeys(task for of_name in tasks for task in of_name))
 
 
 def find_task(name: str) -> EvalTask:
-    """Return the task of a name, full or shortened; raise, with the nearest name, if none has."""
+    """Return the task of a name, full or shortened."""
     task = TASKS.get(name) or TASKS.get(_BIGBENCH.format(name))
     if task is None:
-        close = difflib.get_close_matches(name, [*TASKS, *map(short_name, TASKS), "paper"], n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are paper, {', '.join(TASKS)}"
-        raise ValueError(f"unknown task {name!r}; {hint}; those of plugins need --plugin MODULE")
+        raise unknown_name("task", name, [*TASKS, "paper"], map(short_name, TASKS))
     return task
 
 

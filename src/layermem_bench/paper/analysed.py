@@ -48,7 +48,7 @@ def _text_analyses(trained: Observing) -> Analyses:
     """Return the analyses of the runs on text."""
     board = full_attention(trained.scale)
     source = board.base.data.source
-    return analyses(trained, board.name, text=None if source == "stdlib" else source)
+    return analyses(trained, board, text=None if source == "stdlib" else source)
 
 
 # Figures 2 (values) and 7 (hidden states).
@@ -122,9 +122,8 @@ def _numbers_told_apart(numbers: str) -> str:
 
 
 def _fig8(trained: Observing) -> Iterator[Observed | Picture]:
-    name = arithmetic(trained.scale, 6).name
     for numbers, (words, each) in _NUMBERS.items():
-        analysed = analyses(trained, name, words, each)
+        analysed = analyses(trained, arithmetic(trained.scale, 6), words, each)
         yield from nearest_in_layout(analysed, _nearest_number(numbers))
         yield from probes(analysed, "routed", "paper", _numbers_told_apart(numbers))
         yield from layouts(analysed, words)
@@ -147,7 +146,7 @@ _SHARES: Mapping[str, Callable[[np.ndarray], float]] = {
 
 def _fig5(trained: Observing) -> Iterator[Observed | Picture]:
     # As section 5.4 has it: absolute weights are averaged over heads, then normalised by layer.
-    maps = heatmaps(trained, full_attention(trained.scale).name, by_head=False)
+    maps = heatmaps(trained, full_attention(trained.scale), by_head=False)
     for quantity, share in _SHARES.items():
         yield from observe(maps, quantity, share, is_share=True)
     for arm, by_seed in maps.items():
@@ -159,7 +158,7 @@ def _fig5(trained: Observing) -> Iterator[Observed | Picture]:
 
 
 def _fig9(trained: Observing) -> Iterator[Observed | Picture]:
-    maps = heatmaps(trained, full_attention(trained.scale).name, by_head=True)
+    maps = heatmaps(trained, full_attention(trained.scale), by_head=True)
     yield from observe(maps, _SPREAD, _spread, is_share=True)
     for arm, by_seed in maps.items():
         # Heads of different seeds have nothing to do with each other.
@@ -183,7 +182,7 @@ ARTEFACTS = {
         observe=lambda trained: _observe_text(trained, "routed"),
         numbers=shares('Figure 2, "nearly 1.0"', {(_told_apart("routed"), "lime"): 1.0}),
         claims=lambda scale: claims_of_lime(
-            "higher", _entropy("routed", _MEAN), _entropy("routed", _LAST), _told_apart("routed")
+            higher=[_entropy("routed", _MEAN), _entropy("routed", _LAST), _told_apart("routed")]
         ),
         drawings=lambda scale: _draw_text(scale, "routed"),
         notes=_TEXT_NOTES,
@@ -192,7 +191,7 @@ ARTEFACTS = {
         title="Layouts of is, are, was, were by their values",
         claim="In deeper layers LLaMA's values of similar words overlap, and LIMe's form clusters.",
         observe=_fig3,
-        claims=lambda scale: claims_of_lime("higher", _NEAREST_WORD),
+        claims=lambda scale: claims_of_lime(higher=[_NEAREST_WORD]),
         notes=(
             *_TEXT_NOTES,
             _LAYOUT_NOTE,
@@ -204,7 +203,7 @@ ARTEFACTS = {
         claim="Routers rely on more than the own layer: early layers read the first slot much, "
         "middle ones their neighbours, and the last ones go back to the first two.",
         observe=_fig5,
-        claims=lambda scale: claims_of_lime("higher", _FIRST_SLOT, _FIRST_TWO, against=START),
+        claims=lambda scale: claims_of_lime(higher=[_FIRST_SLOT, _FIRST_TWO], against=START),
         notes=("The figure prints no numbers.", _START_NOTE),
     ),
     "fig7": _on_text(
@@ -212,9 +211,8 @@ ARTEFACTS = {
         claim="The entropy of hidden states does not differ significantly, and words are less "
         "separable in LIMe's, which need not store everything.",
         observe=lambda trained: _observe_text(trained, "hidden"),
-        claims=lambda scale: (
-            *claims_of_lime("similar", _entropy("hidden", _MEAN)),
-            *claims_of_lime("lower", _told_apart("hidden")),
+        claims=lambda scale: claims_of_lime(
+            similar=[_entropy("hidden", _MEAN)], lower=[_told_apart("hidden")]
         ),
         drawings=lambda scale: _draw_text(scale, "hidden"),
         notes=(*_TEXT_NOTES, "The figure prints no numbers."),
@@ -225,8 +223,7 @@ ARTEFACTS = {
         boards=lambda scale: (arithmetic(scale, 6),),
         observe=_fig8,
         claims=lambda scale: claims_of_lime(
-            "higher",
-            *(f(numbers) for numbers in _NUMBERS for f in (_nearest_number, _numbers_told_apart)),
+            higher=(f(n) for n in _NUMBERS for f in (_nearest_number, _numbers_told_apart))
         ),
         notes=(_LAYOUT_NOTE, "Which of its arithmetic models the paper shows is not said."),
     ),
@@ -234,7 +231,7 @@ ARTEFACTS = {
         title="What each head's router reads",
         claim="Heads of a layer read different layers, so that routing is learned for each head.",
         observe=_fig9,
-        claims=lambda scale: claims_of_lime("higher", _SPREAD, against=START),
+        claims=lambda scale: claims_of_lime(higher=[_SPREAD], against=START),
         notes=("The figure prints no numbers; the one here is ours.", _START_NOTE),
     ),
 }

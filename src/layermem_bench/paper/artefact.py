@@ -13,6 +13,7 @@ from layermem_bench.results.study import (
     PaperNumber,
     Picture,
     Point,
+    RunRecord,
     Scale,
 )
 from layermem_bench.study.boards import arms_of_variants
@@ -33,6 +34,10 @@ class Observing(Trained):
     """Size of the runs."""
     task_records: tuple[str, ...] = ()
     """Records of evaluation tasks, as ``layermem eval`` takes them."""
+
+    def of(self, board: Board) -> Mapping[str, Mapping[int, RunRecord]]:
+        """Return a board's runs by arm and seed."""
+        return self.records.get(board.name, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +74,16 @@ class Artefact:
 
         Seeds start with that of its presets, which is 0 but for the paper's 42.
         """
-        boards = self.boards(scale)
+        boards, records = self.boards(scale), tuple(task_records)
         first = max((board.base.seed for board in boards), default=0)
-        seeds = range(first, first + (SEEDS[scale] if count is None else count))
-
-        def observe(trained: Trained) -> Iterable[Observed | Picture]:
-            records = tuple(task_records)
-            return self.observe(Observing(**vars(trained), scale=scale, task_records=records))
-
         return Study(
             name=f"paper/{name}-{scale}",
             title=self.title,
             boards=boards,
-            seeds=tuple(seeds),
-            observe=observe,
+            seeds=tuple(range(first, first + (SEEDS[scale] if count is None else count))),
+            observe=lambda trained: self.observe(
+                Observing(**vars(trained), scale=scale, task_records=records)
+            ),
             scale=scale,
             claim=self.claim,
             papers=self.numbers,
@@ -116,11 +117,18 @@ def board(
 
 
 def claims_of_lime(
-    direction: Direction, *quantities: str, against: str = "plain"
+    *,
+    similar: Iterable[str] = (),
+    lower: Iterable[str] = (),
+    higher: Iterable[str] = (),
+    against: str = "plain",
 ) -> tuple[Claim, ...]:
-    """Return the claims that LIMe differs from another arm in one direction, in each quantity."""
+    """Return how LIMe is claimed to differ from another arm: the quantities of each direction."""
+    directions: Mapping[Direction, Iterable[str]]
+    directions = {"similar": similar, "lower": lower, "higher": higher}
     return tuple(
         Claim(quantity=each, arm="lime", direction=direction, against=against)
+        for direction, quantities in directions.items()
         for each in quantities
     )
 
@@ -140,9 +148,10 @@ def lines(
 
     ``places``: where points stand across. ``row``: the quantity and the arm of a line's point.
     """
-    points = []
-    for line in ("plain", "lime"):
-        for at in places:
-            quantity, arm = row(line, at)
-            points.append(Point(quantity=quantity, arm=arm, line=line, at=at))
-    return Drawing(kind="lines", across=across, up=up, points=tuple(points))
+    points = tuple(
+        Point(quantity=quantity, arm=arm, line=line, at=at)
+        for line in ("plain", "lime")
+        for at in places
+        for quantity, arm in [row(line, at)]
+    )
+    return Drawing(across=across, up=up, points=points)

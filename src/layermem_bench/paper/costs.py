@@ -1,6 +1,6 @@
 """Costs at the sizes of the paper's models: Tables 8 (counted) and 9 (measured)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from layermem_bench.config.run import Run
@@ -12,14 +12,11 @@ from layermem_bench.paper.trained import full_attention, grouped_queries
 from layermem_bench.results.costs import Measurement, Mode
 from layermem_bench.results.study import ABOVE_PLAIN, Claim, PaperNumber, Scale
 from layermem_bench.study.costs import count_point
-from layermem_bench.study.definition import Observed
+from layermem_bench.study.definition import Board, Observed
 
-_HALVES = ("grouped queries", "full attention")
-
-
-def _sizes(scale: Scale, half: str) -> Run:
-    """Return a run of the sizes that half of a table is of."""
-    return (grouped_queries(scale) if half == _HALVES[0] else full_attention(scale)).base
+# Each half of a table, and the board whose runs have its sizes.
+_HALVES: Mapping[str, Callable[[Scale], Board]]
+_HALVES = {"grouped queries": grouped_queries, "full attention": full_attention}
 
 
 def _models(run: Run) -> tuple[dict[str, ModelSpec], int]:
@@ -67,8 +64,8 @@ _COUNTS = ("parameters", "forward FLOPs", f"parameters{ABOVE_PLAIN}", f"forward 
 
 
 def _table8(trained: Observing) -> Iterator[Observed]:
-    for half in _HALVES:
-        run = _sizes(trained.scale, half)
+    for half, board in _HALVES.items():
+        run = board(trained.scale).base
         counted = count_point(run.preset, *_models(run)).counted
         for arm in ARMS:
             ours, plain = (counted[each]["paper"] for each in (arm, "plain"))
@@ -92,11 +89,9 @@ _MEASURED = {
     ("full attention, default", "lime"): (77.607, 22.367, 0.1046, 0.0001),
     ("full attention, default", "hyper_connections"): (86.314, 23.007, 0.2285, 0.0287),
 }
-_MODES: dict[Scale, tuple[Mode, ...]] = {
-    "tiny": ("eager",),
-    "small": ("reduce-overhead", "default"),
-    "paper": ("reduce-overhead", "default"),
-}
+_COMPILED: tuple[Mode, ...] = ("reduce-overhead", "default")
+_MODES: dict[Scale, tuple[Mode, ...]]
+_MODES = {"tiny": ("eager",), "small": _COMPILED, "paper": _COMPILED}
 _MORE_TIME, _MORE_MEMORY = f"time{ABOVE_PLAIN}", f"peak memory{ABOVE_PLAIN}"
 _SECONDS, _PEAK = "seconds of a step", "peak bytes"
 _BATCH, _REPEATS = 4, 9
@@ -114,8 +109,8 @@ def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
 
 def _table9(trained: Observing) -> Iterator[Observed]:
     device, precision = device_and_precision()
-    for half in _HALVES:
-        models, tokens = _models(_sizes(trained.scale, half))
+    for half, board in _HALVES.items():
+        models, tokens = _models(board(trained.scale).base)
         shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision)
         for mode in _MODES[trained.scale]:
             at_mode = replace(shape, mode=mode)
@@ -133,9 +128,9 @@ def _table9_claims(scale: Scale) -> Iterator[Claim]:
     for half in _HALVES:
         for mode in _MODES[scale]:
             time, memory = (f"{what}, {half}, {mode}" for what in (_MORE_TIME, _MORE_MEMORY))
-            yield from claims_of_lime("lower", time, against="hyper_connections")
-            yield from claims_of_lime("similar", memory)
-            yield from claims_of_lime("lower", memory, against="hyper_connections")
+            yield from claims_of_lime(lower=[time], against="hyper_connections")
+            yield from claims_of_lime(similar=[memory])
+            yield from claims_of_lime(lower=[memory], against="hyper_connections")
 
 
 ARTEFACTS = {

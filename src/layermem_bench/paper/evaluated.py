@@ -12,7 +12,7 @@ from layermem_bench.evals.task_catalog import find_task
 from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime, on_text, shares
 from layermem_bench.paper.trained import grouped_queries
 from layermem_bench.results.eval import EvalOptions, Row
-from layermem_bench.results.study import Drawing, PaperNumber, Scale
+from layermem_bench.results.study import PaperNumber, Scale
 from layermem_bench.study.definition import Observed
 
 # The tables' columns: each task's name in lm-eval, and percents of LLaMA, HC and LIMe as printed.
@@ -165,10 +165,9 @@ def _table(
         observe=partial(_observe, tasks=tasks),
         numbers=shares(table, numbers),
         claims=lambda scale: (
-            *claims_of_lime("higher", AVERAGE),
-            *claims_of_lime("higher", AVERAGE, against="hyper_connections"),
+            *claims_of_lime(higher=[AVERAGE]),
+            *claims_of_lime(higher=[AVERAGE], against="hyper_connections"),
         ),
-        drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
         notes=(
             "Models of the smaller scales are far from the paper's 1B: most tasks are at chance. "
             "At scale tiny each task is asked 200 items with one draw of examples, and prompts are "

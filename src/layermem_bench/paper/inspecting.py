@@ -7,8 +7,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +23,7 @@ from layermem_bench.results.analysis import (
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder, recorded_run
 from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Picture, RunRecord, Scale, Validation
-from layermem_bench.study.definition import Observed
+from layermem_bench.study.definition import Board, Observed
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -33,7 +31,6 @@ logger = logging.getLogger(__name__)
 _EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
 # Points of a layout that a picture keeps, at most.
 _MOST_POINTS = 1000
-_ARMS = ("lime", "plain")
 START = "lime at its start"
 """The arm of routers before training."""
 Analyses = Mapping[str, Mapping[int, ModelAnalysis]]
@@ -59,28 +56,27 @@ def observe(
         )
 
 
-def losses(trained: Observing, board: str, quantity: str = LOSS) -> Iterator[Observed]:
+def losses(trained: Observing, board: Board, quantity: str = LOSS) -> Iterator[Observed]:
     """Yield the last validation loss of each arm."""
-    return observe(trained.records.get(board, {}), quantity, lambda run: run.metrics[LOSS])
+    return observe(trained.of(board), quantity, lambda run: run.metrics[LOSS])
 
 
-def perplexities(trained: Observing, board: str, quantity: str) -> Iterator[Observed]:
+def perplexities(trained: Observing, board: Board, quantity: str) -> Iterator[Observed]:
     """Yield the exponential of the last validation loss of each arm."""
-    records = trained.records.get(board, {})
-    return observe(records, quantity, lambda run: math.exp(run.metrics[LOSS]))
+    return observe(trained.of(board), quantity, lambda run: math.exp(run.metrics[LOSS]))
 
 
-def right_answers(trained: Observing, board: str, quantity: str) -> Iterator[Observed]:
+def right_answers(trained: Observing, board: Board, quantity: str) -> Iterator[Observed]:
     """Yield the share of test problems that each arm solves, with a guess's."""
-    records = trained.records.get(board, {})
-    chances = {r.solved.chance for runs in records.values() for r in runs.values() if r.solved}
-    # Problems of one study are the same, and so is what a guess at them comes to.
-    chance = min(chances) if len(chances) == 1 else None
-    for of_arm in observe(records, quantity, lambda r: r.metrics[RIGHT_ANSWERS], is_share=True):
-        yield replace(of_arm, chance=chance)
+
+    def chance(run: RunRecord) -> float:
+        return (run.solved and run.solved.chance) or 0.0
+
+    share = RIGHT_ANSWERS
+    return observe(trained.of(board), quantity, lambda r: r.metrics[share], chance, is_share=True)
 
 
-def lower_perplexity(trained: Observing, board: str, quantity: str) -> Iterator[Observed]:
+def lower_perplexity(trained: Observing, board: Board, quantity: str) -> Iterator[Observed]:
     """Yield by which share LIMe's last perplexity is below the plain decoder's."""
 
     def share(pair: Sequence[RunRecord]) -> float:
@@ -90,52 +86,51 @@ def lower_perplexity(trained: Observing, board: str, quantity: str) -> Iterator[
     return observe({"lime": _pairs(trained, board)}, quantity, share, is_share=True)
 
 
-def saved(trained: Observing, board: str, across: str, quantity: str) -> Iterator[Observed]:
+def saved(trained: Observing, board: Board, across: str, quantity: str) -> Iterator[Observed]:
     """Yield which share of tokens or FLOPs LIMe saves on the way to a validation loss.
 
     The loss is the higher one of its and the plain decoder's last, seed by seed, so that both reach
     it, whichever is better. ``across``: "flops" or "tokens". The share is below 0 where it needs
     more than the plain decoder, which saves nothing against itself.
     """
+
+    def share(pair: Sequence[RunRecord]) -> float:
+        # How often a run is validated makes it no other run, but it makes its curve another.
+        steps = {tuple(each.step for each in record.validations) for record in pair}
+        if len(steps) > 1 or len(min(steps)) < 2:
+            raise ValueError(
+                f"{' and '.join(record.folder for record in pair)} need validations at the same "
+                "steps, two or more of them: train these runs in another --out with one "
+                "--eval-every"
+            )
+        target = max(record.validations[-1].val_loss for record in pair)
+        ours, theirs = (_reached(record.validations, across, target) for record in pair)
+        return 1 - ours / theirs
+
     pairs = _pairs(trained, board)
-    yield from observe({"lime": pairs}, quantity, partial(_saved, across=across), is_share=True)
+    yield from observe({"lime": pairs}, quantity, share, is_share=True)
     yield from observe({"plain": pairs}, quantity, lambda pair: 0.0, is_share=True)
 
 
-def _pairs(trained: Observing, board: str) -> dict[int, Sequence[RunRecord]]:
+def _pairs(trained: Observing, board: Board) -> dict[int, tuple[RunRecord, RunRecord]]:
     """Return LIMe's run and the plain decoder's by seed, of the seeds that both have."""
-    records = trained.records.get(board, {})
-    lime, plain = (records.get(arm, {}) for arm in _ARMS)
+    lime, plain = (trained.of(board).get(arm, {}) for arm in ("lime", "plain"))
     return {seed: (run, plain[seed]) for seed, run in lime.items() if seed in plain}
-
-
-def _saved(pair: Sequence[RunRecord], across: str) -> float:
-    # How often a run is validated makes it no other run, but it makes its curve another.
-    steps = {tuple(each.step for each in record.validations) for record in pair}
-    if len(steps) > 1 or len(min(steps)) < 2:
-        raise ValueError(
-            f"{' and '.join(record.folder for record in pair)} need validations at the same steps, "
-            "two or more of them: train these runs in another --out with one --eval-every"
-        )
-    target = max(record.validations[-1].val_loss for record in pair)
-    ours, theirs = (_reached(record.validations, across, target) for record in pair)
-    return 1 - ours / theirs
 
 
 def _reached(curve: Sequence[Validation], across: str, target: float) -> float:
     """Return the tokens or FLOPs at which a curve is first at a loss, or interpolated, below it."""
     points = [(float(getattr(each, across)), each.val_loss) for each in curve]
     first = next(i for i, (_, loss) in enumerate(points) if loss <= target)
-    at, loss = points[first]
+    (at_before, loss_before), (at, loss) = points[max(first - 1, 0)], points[first]
     if first == 0:
         return at
-    at_before, loss_before = points[first - 1]
     return at_before + (loss_before - target) / (loss_before - loss) * (at - at_before)
 
 
 def analyses(
     trained: Observing,
-    board: str,
+    board: Board,
     words: tuple[str, ...] | None = None,
     each: int | None = None,
     text: str | None = None,
@@ -146,13 +141,15 @@ def analyses(
     """
     each = each or _EACH[trained.scale]
     options = AnalysisOptions(words=words, each=each, text=text, alpha=0.5)
-    result: dict[str, dict[int, ModelAnalysis]] = {arm: {} for arm in _ARMS}
-    for seed, pair in _pairs(trained, board).items():
-        # In the order of the command line, whatever the names of the folders.
-        models = _analysis_of(pair, options, trained).models.values()
-        for arm, model in zip(_ARMS, models, strict=True):
-            result[arm][seed] = model
-    return result
+    # In the order of the command line, whatever the names of the folders.
+    of_pairs = {
+        seed: tuple(_analysis_of(pair, options, trained).models.values())
+        for seed, pair in _pairs(trained, board).items()
+    }
+    return {
+        arm: {seed: models[place] for seed, models in of_pairs.items()}
+        for place, arm in enumerate(("lime", "plain"))
+    }
 
 
 def _analysis_of(
@@ -183,12 +180,8 @@ def entropy(
     analyses: Analyses, kind: Representation, quantity: str, layer: int | None = None
 ) -> Iterator[Observed]:
     """Yield the matrix entropy of a layer, or its mean over layers."""
-
-    def value(model: ModelAnalysis) -> float:
-        of_layers = model.entropy[kind].mean
-        return float(np.mean(of_layers)) if layer is None else of_layers[layer]
-
-    return observe(analyses, quantity, value)
+    at = slice(None) if layer is None else layer
+    return observe(analyses, quantity, lambda a: float(np.mean(a.entropy[kind].mean[at])))
 
 
 def probes(
@@ -208,8 +201,7 @@ def nearest_in_layout(analyses: Analyses, quantity: str) -> Iterator[Observed]:
     """Yield how often the nearest other point of the last layer's layout is of the same word."""
 
     def chance(model: ModelAnalysis) -> float:
-        labels = model.layout.labels
-        return float(np.bincount(labels).max() / len(labels))
+        return float(np.bincount(model.layout.labels).max() / len(model.layout.labels))
 
     def share(model: ModelAnalysis) -> float:
         return same_as_nearest(model.layout)
@@ -240,7 +232,9 @@ def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
             )
 
 
-def heatmaps(trained: Observing, board: str, *, by_head: bool) -> dict[str, dict[int, np.ndarray]]:
+def heatmaps(
+    trained: Observing, board: Board, *, by_head: bool
+) -> dict[str, dict[int, np.ndarray]]:
     """Return what LIMe's routers read by arm and seed: trained ones, and those at their start.
 
     ``by_head``: [L, R, L], divided by each head's sum; else [L, L], averaged over heads first,
@@ -248,10 +242,12 @@ def heatmaps(trained: Observing, board: str, *, by_head: bool) -> dict[str, dict
     """
     from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
 
-    records = trained.records.get(board, {}).get("lime", {})
     heatmap_of = head_heatmaps if by_head else mean_heatmap
     return {
-        arm: {s: heatmap_of(_model_of(r, trained=arm == "lime")) for s, r in records.items()}
+        arm: {
+            seed: heatmap_of(_model_of(run, trained=arm == "lime"))
+            for seed, run in trained.of(board).get("lime", {}).items()
+        }
         for arm in ("lime", START)
     }
 

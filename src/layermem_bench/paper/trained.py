@@ -29,38 +29,23 @@ from layermem_bench.results.study import (
     LOSS,
     RIGHT_ANSWERS,
     Claim,
-    Direction,
-    Drawing,
     PaperNumber,
     Scale,
 )
 from layermem_bench.study.definition import Board, Observed
 
-TEXT_RATES: dict[Scale, tuple[float, ...]] = {
-    "tiny": (1e-3, 3e-3, 1e-2, 3e-2),
-    "small": (3e-4, 1e-3, 3e-3),
-    "paper": (),
-}
-"""Learning rates that are tried on text; the paper has one."""
-ARITHMETIC_RATES: dict[Scale, tuple[float, ...]] = {
-    "tiny": (1e-3, 3e-3, 1e-2, 3e-2),
-    "small": (1e-3, 3e-3, 1e-2),
-    "paper": (),
-}
-"""Learning rates that are tried on arithmetic; the paper has one."""
-_DEPTH_RATES = {**TEXT_RATES, "tiny": (1e-3, 3e-3, 1e-2)}
+_TINY_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+Rates = dict[Scale, tuple[float, ...]]
+"""Learning rates that are tried; the paper has one."""
+TEXT_RATES: Rates = {"tiny": _TINY_RATES, "small": (3e-4, 1e-3, 3e-3), "paper": ()}
+ARITHMETIC_RATES: Rates = {"tiny": _TINY_RATES, "small": (1e-3, 3e-3, 1e-2), "paper": ()}
+_DEPTH_RATES: Rates = {**TEXT_RATES, "tiny": (1e-3, 3e-3, 1e-2)}
 _TRAINING_LOSS = (
     "The paper draws training loss; here it is validation loss, at the same steps of both arms."
 )
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
-_SAVED = {
-    across.lower(): f"{across} saved on the way to the higher last loss"
-    for across in ("FLOPs", "tokens")
-}
-_SAVED_FLOPS, _SAVED_TOKENS = _SAVED.values()
-_BY_FLOPS, _BY_TOKENS = (
-    Drawing(kind="curves", across=across, up=LOSS) for across in ("flops", "tokens")
-)
+_SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
+_SAVED_TOKENS = "tokens saved on the way to the higher last loss"
 
 
 def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
@@ -83,8 +68,8 @@ def arithmetic(scale: Scale, operands: int) -> Board:
     return board(get_preset(f"{scale}-aet-{operands}"), rates=ARITHMETIC_RATES[scale])
 
 
-# How LIMe compares at each number of operands in figure 4.
-_OPERANDS: dict[int, Direction] = {4: "similar", 5: "higher", 6: "higher"}
+# Of figure 4.
+_OPERANDS = (4, 5, 6)
 
 
 def answers(operands: int) -> str:
@@ -101,16 +86,10 @@ def _entropies(operands: int) -> str:
 
 def _fig4(trained: Observing) -> Iterator[Observed]:
     for operands in _OPERANDS:
-        name = arithmetic(trained.scale, operands).name
-        yield from right_answers(trained, name, answers(operands))
-        analysed = analyses(trained, name, ("1", "2", "3", "4"), 200)
+        arithmetics = arithmetic(trained.scale, operands)
+        yield from right_answers(trained, arithmetics, answers(operands))
+        analysed = analyses(trained, arithmetics, ("1", "2", "3", "4"), 200)
         yield from entropy(analysed, "routed", _entropies(operands), layer=-1)
-
-
-def _fig4_claims(scale: Scale) -> Iterator[Claim]:
-    for operands, direction in _OPERANDS.items():
-        yield from claims_of_lime(direction, answers(operands))
-    yield from claims_of_lime("higher", *map(_entropies, _OPERANDS))
 
 
 def _prosqa(scale: Scale) -> Board:
@@ -118,26 +97,30 @@ def _prosqa(scale: Scale) -> Board:
     return board(get_preset(f"{scale}-prosqa"), starts_from=text)
 
 
-def _observe_text(trained: Observing, name: str, *savings: str) -> Iterator[Observed]:
-    """Yield perplexities, and what LIMe saves: of ``flops`` and ``tokens`` those that are named."""
-    yield from perplexities(trained, name, _PERPLEXITY)
-    yield from lower_perplexity(trained, name, _LOWER)
-    for across in savings:
-        yield from saved(trained, name, across, _SAVED[across])
+def _fig1(trained: Observing) -> Iterator[Observed]:
+    text = grouped_queries(trained.scale)
+    yield from perplexities(trained, text, _PERPLEXITY)
+    yield from lower_perplexity(trained, text, _LOWER)
+    yield from saved(trained, text, "flops", _SAVED_FLOPS)
 
 
 def _fig10(trained: Observing) -> Iterator[Observed]:
-    name = grouped_queries(trained.scale).name
-    yield from losses(trained, name)
-    yield from saved(trained, name, "tokens", _SAVED_TOKENS)
+    text = grouped_queries(trained.scale)
+    yield from losses(trained, text)
+    yield from saved(trained, text, "tokens", _SAVED_TOKENS)
+
+
+def _fig11(trained: Observing) -> Iterator[Observed]:
+    text = full_attention(trained.scale)
+    yield from perplexities(trained, text, _PERPLEXITY)
+    yield from lower_perplexity(trained, text, _LOWER)
+    yield from saved(trained, text, "flops", _SAVED_FLOPS)
+    yield from saved(trained, text, "tokens", _SAVED_TOKENS)
 
 
 # Figure 6.
-_DEPTHS: dict[Scale, tuple[int, ...]] = {
-    "tiny": (8, 16, 32, 64),
-    "small": (16, 32, 64),
-    "paper": (32, 64, 128),
-}
+_DEPTHS: dict[Scale, tuple[int, ...]]
+_DEPTHS = {"tiny": (8, 16, 32, 64), "small": (16, 32, 64), "paper": (32, 64, 128)}
 
 
 def _deep(scale: Scale, depth: int) -> Board:
@@ -157,16 +140,15 @@ def _arm_at(arm: str, depth: int) -> str:
 
 def _fig6(trained: Observing) -> Iterator[Observed]:
     for depth in _DEPTHS[trained.scale]:
-        for observed in losses(trained, _deep(trained.scale, depth).name):
+        for observed in losses(trained, _deep(trained.scale, depth)):
             yield replace(observed, arm=_arm_at(observed.arm, depth))
 
 
 def _fig6_claims(scale: Scale) -> Iterator[Claim]:
     # The deepest first, as half of it against all of it is what the figure is known for.
     depths = sorted(_DEPTHS[scale], reverse=True)
-    pairs = [(half, whole) for whole, half in pairwise(depths)]
-    pairs += [(depth, depth) for depth in depths]
-    for ours, theirs in pairs:
+    halves = [(half, whole) for whole, half in pairwise(depths)]
+    for ours, theirs in (*halves, *zip(depths, depths, strict=True)):
         arm, against = _arm_at("lime", ours), _arm_at("plain", theirs)
         yield Claim(quantity=LOSS, arm=arm, against=against, direction="lower")
 
@@ -183,7 +165,8 @@ _ROUTERS = {
     "lime:router=first:router_window=6": 15.9906,
     "lime": 15.9267,
 }
-_ROUTER_PRESETS: dict[Scale, tuple[str, ...]] = {
+_ROUTER_PRESETS: dict[Scale, tuple[str, ...]]
+_ROUTER_PRESETS = {
     "tiny": ("tiny-lm", "tiny-aet-4"),
     "small": ("small-30m",),
     "paper": ("paper-150m",),
@@ -195,39 +178,42 @@ def _router_arms(layers: int) -> tuple[str, ...]:
     """Return the arms without those that are the full router at this depth."""
     # The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
     # layer before and the own beside its window.
-    most = {"last": layers - 1, "first": layers - 3}
     full = {
         f"lime:router={kind}:router_window={window}"
-        for kind in most
+        for kind, most in (("last", layers - 1), ("first", layers - 3))
         for window in (2, 4, 6)
-        if window > most[kind]
+        if window > most
     }
     return tuple(arm for arm in _ROUTERS if arm not in full)
 
 
-def _table7_boards(scale: Scale) -> tuple[Board, ...]:
-    def of_preset(name: str) -> Board:
-        base = get_preset(name)
-        rates = (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale]
-        return board(base, _router_arms(base.model.num_hidden_layers), rates)
+def _router_board(scale: Scale, preset: str) -> Board:
+    base = get_preset(preset)
+    rates = (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale]
+    return board(base, _router_arms(base.model.num_hidden_layers), rates)
 
-    return tuple(map(of_preset, _ROUTER_PRESETS[scale]))
+
+def _router_boards(scale: Scale) -> tuple[Board, ...]:
+    return tuple(_router_board(scale, preset) for preset in _ROUTER_PRESETS[scale])
 
 
 def _table7(trained: Observing) -> Iterator[Observed]:
-    yield from perplexities(trained, _ROUTER_PRESETS[trained.scale][0], _VALIDATION_PERPLEXITY)
-    yield from right_answers(trained, "tiny-aet-4", answers(4))
+    on_text, *on_answers = _router_boards(trained.scale)
+    yield from perplexities(trained, on_text, _VALIDATION_PERPLEXITY)
+    for arithmetics in on_answers:
+        yield from right_answers(trained, arithmetics, answers(4))
 
 
 def _table7_claims(scale: Scale) -> Iterator[Claim]:
-    of_boards = [[arm.name for arm in board.arms] for board in _table7_boards(scale)]
-    on_text, *on_answers = ([arm for arm in arms if arm != "lime"] for arms in of_boards)
+    on_text, *on_answers = (
+        [arm.name for arm in each.arms if arm.name != "lime"] for each in _router_boards(scale)
+    )
     for arm in on_text:
-        yield from claims_of_lime("lower", _VALIDATION_PERPLEXITY, against=arm)
+        yield from claims_of_lime(lower=[_VALIDATION_PERPLEXITY], against=arm)
     yield Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
     for arms in on_answers:
         for arm in arms:
-            yield from claims_of_lime("higher", answers(4), against=arm)
+            yield from claims_of_lime(higher=[answers(4)], against=arm)
 
 
 ARTEFACTS = {
@@ -236,17 +222,11 @@ ARTEFACTS = {
         claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
         "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
         boards=lambda scale: (grouped_queries(scale),),
-        observe=lambda trained: _observe_text(
-            trained, grouped_queries(trained.scale).name, "flops"
-        ),
+        observe=_fig1,
         numbers=shares(
             "section 1, with GQA", {(_SAVED_FLOPS, "lime"): 0.089, (_LOWER, "lime"): 0.0091}
         ),
-        claims=lambda scale: (
-            *claims_of_lime("lower", _PERPLEXITY),
-            *claims_of_lime("higher", _SAVED_FLOPS),
-        ),
-        drawings=lambda scale: (_BY_FLOPS,),
+        claims=lambda scale: claims_of_lime(lower=[_PERPLEXITY], higher=[_SAVED_FLOPS]),
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
@@ -276,11 +256,7 @@ ARTEFACTS = {
         claim="LIMe with grouped-query attention is more data efficient than LLaMA.",
         boards=lambda scale: (grouped_queries(scale),),
         observe=_fig10,
-        claims=lambda scale: (
-            *claims_of_lime("lower", LOSS),
-            *claims_of_lime("higher", _SAVED_TOKENS),
-        ),
-        drawings=lambda scale: (_BY_TOKENS,),
+        claims=lambda scale: claims_of_lime(lower=[LOSS], higher=[_SAVED_TOKENS]),
         notes=(_TRAINING_LOSS, "The figure prints no numbers."),
     ),
     "fig11": on_text(
@@ -288,15 +264,11 @@ ARTEFACTS = {
         claim="Without grouped queries LIMe converges 15.3% faster in FLOPs, is more data "
         "efficient and ends at a 1.15% lower perplexity (1B).",
         boards=lambda scale: (full_attention(scale),),
-        observe=lambda trained: _observe_text(
-            trained, full_attention(trained.scale).name, "flops", "tokens"
-        ),
+        observe=_fig11,
         numbers=shares("section 1", {(_SAVED_FLOPS, "lime"): 0.153, (_LOWER, "lime"): 0.0115}),
-        claims=lambda scale: (
-            *claims_of_lime("lower", _PERPLEXITY),
-            *claims_of_lime("higher", _SAVED_FLOPS, _SAVED_TOKENS),
+        claims=lambda scale: claims_of_lime(
+            lower=[_PERPLEXITY], higher=[_SAVED_FLOPS, _SAVED_TOKENS]
         ),
-        drawings=lambda scale: (_BY_FLOPS, _BY_TOKENS),
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
@@ -306,7 +278,7 @@ ARTEFACTS = {
         title="Constrained routers, validation perplexity, 150M",
         claim="The full learned router has the lowest perplexity (15.9267 against LLaMA's "
         "16.4611); windows gain less, and a uniform average nothing.",
-        boards=_table7_boards,
+        boards=_router_boards,
         observe=_table7,
         numbers=tuple(
             PaperNumber(quantity=_VALIDATION_PERPLEXITY, arm=arm, value=value, where="Table 7")
@@ -330,7 +302,10 @@ ARTEFACTS = {
         numbers=shares(
             "section 5.3.2", {(answers(6), "plain"): 0.413, (answers(6), "lime"): 0.716}
         ),
-        claims=_fig4_claims,
+        claims=lambda scale: claims_of_lime(
+            similar=[answers(4)],
+            higher=[answers(5), answers(6), *map(_entropies, _OPERANDS)],
+        ),
         drawings=lambda scale: (
             lines("right answers", "operands", _OPERANDS, lambda arm, count: (answers(count), arm)),
             lines(_ENTROPY, "operands", _OPERANDS, lambda arm, count: (_entropies(count), arm)),
@@ -347,12 +322,11 @@ ARTEFACTS = {
         title="ProsQA: right answers of fine-tuned 150M models",
         claim="Fine-tuned on ProsQA LIMe answers 77.8% right, LLaMA 69.4%.",
         boards=lambda scale: (_prosqa(scale),),
-        observe=lambda trained: right_answers(trained, _prosqa(trained.scale).name, RIGHT_ANSWERS),
+        observe=lambda trained: right_answers(trained, _prosqa(trained.scale), RIGHT_ANSWERS),
         numbers=shares(
             "section 5.3.1", {(RIGHT_ANSWERS, "plain"): 0.694, (RIGHT_ANSWERS, "lime"): 0.778}
         ),
-        claims=lambda scale: claims_of_lime("higher", RIGHT_ANSWERS),
-        drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
+        claims=lambda scale: claims_of_lime(higher=[RIGHT_ANSWERS]),
         needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
         notes=(
             "Scales tiny and small start from new weights; where both arms are at chance nothing "

@@ -1,94 +1,91 @@
 """Tables of what variants cost: counted, measured, and what training them would take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from layermem_bench.config.devices import Device
 from layermem_bench.efficiency.plan import Plan
 from layermem_bench.report.numbers import format_duration, in_bytes, with_unit
-from layermem_bench.report.page import Section, Table
-from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
+from layermem_bench.report.page import Table
+from layermem_bench.results.costs import CostPoint, Costs, MeasuringOptions
 
 _BYTES = 2
-_GIBIBYTE = 2**30
+_FLOPS = (
+    "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
+    "keys a causal query sees. The paper's (Table 8): one a multiply-add of linear layers and "
+    "routers, two of attention, all keys. Sizes are the first variant's; another may have others "
+    "by its own options."
+)
+_CACHE = (
+    "Keys and values in bfloat16, in closed form. Read: by one new token, of a cache of T tokens; "
+    "a layer that borrows reads what its lenders hold. Where it forms a mixture of them first "
+    "(fused_kv), more is moved."
+)
+Amounts = Sequence[tuple[str, float | None]]
+"""Amounts of a variant as they are written, and the numbers that are compared."""
 
 
 def counted_table(points: Sequence[CostPoint]) -> Table:
     """Return parameters and FLOPs, in the form of the paper's Table 8."""
-    rows = []
+    blocks = []
     for point in points:
-        first: tuple[float, ...] = ()
-        for name, by_counting in point.counted.items():
-            honest, paper = by_counting["honest"], by_counting["paper"]
-            numbers = honest.parameters, honest.forward, paper.forward
-            row = ["" if first else _describe(point), name]
-            for number, of_first in zip(numbers, first or (None, None, None), strict=True):
-                row += [with_unit(number), _increase(number, of_first)]
-            rows.append(row)
-            first = first or numbers
-    header = ["", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more"]
-    return Table(
-        header=header,
-        rows=rows,
-        caption="FLOPs of the forward of one sequence, in closed form: two a multiply-add, "
-        "attention to the keys a causal query sees. The paper's (Table 8): one a multiply-add of "
-        "linear layers and routers, two of attention, all keys. Sizes are the first variant's; "
-        "another may have others by its own options.",
-    )
+        arms = {}
+        for name, cost in point.counted.items():
+            numbers = (cost["honest"].parameters, cost["honest"].forward, cost["paper"].forward)
+            arms[name] = [(with_unit(number), float(number)) for number in numbers]
+        blocks.append((_describe(point), arms))
+    return _beside_first(["parameters", "FLOPs", "paper's FLOPs"], blocks, _FLOPS)
 
 
 def cache_table(points: Sequence[CostPoint]) -> Table:
-    """Return what the cache of keys and values holds, and what is read of it."""
-    rows = []
+    """Return what the cache of keys and values holds of a token, and what is read of it."""
+    blocks = []
     for point in points:
-        first: CacheCost | None = None
+        arms = {}
         for name, cache in point.cache.items():
-            held, read = (_BYTES * numbers for numbers in (cache.held, cache.read))
-            cells = [
-                in_bytes(held),
-                _increase(cache.held, first.held if first else None),
-                f"{_GIBIBYTE // held:,}",
-                in_bytes(read * point.tokens),
-                _increase(cache.read, first.read if first else None),
-            ]
-            rows.append(["" if first else _describe(point), name, *cells])
-            first = first or cache
-    header = ["", "variant", "cache of a token", "more", "tokens in 1 GiB", "read", "more"]
-    return Table(
-        header=header,
-        rows=rows,
-        caption="Keys and values in bfloat16, in closed form. Read: by one new token, of a cache "
-        "of T tokens; a layer that borrows reads what its lenders hold. Where it forms a mixture "
-        "of them first (fused_kv), more is moved.",
-    )
+            numbers = _BYTES * cache.held, _BYTES * cache.read * point.tokens
+            arms[name] = [(in_bytes(number), float(number)) for number in numbers]
+        blocks.append((_describe(point), arms))
+    return _beside_first(["cache of a token", "read"], blocks, _CACHE)
 
 
 def measured_table(costs: Costs) -> Table:
     """Return the time and memory of a step, in the form of the paper's Table 9."""
-    rows, measuring = [], costs.measuring or MeasuringOptions()
+    blocks, measuring = [], costs.measuring or MeasuringOptions()
     for point in costs.points:
         for mode, by_arm in (point.measured or {}).items():
-            first = next(iter(by_arm.values()))
-            for i, (name, taken) in enumerate(by_arm.items()):
+            arms: dict[str, Amounts] = {}
+            for name, taken in by_arm.items():
                 times = (taken.seconds, taken.low, taken.high)
                 median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
-                rows.append(
-                    [
-                        "" if i else f"{_describe(point)}, {mode}",
-                        name,
-                        f"{median} ms ({low} to {high})",
-                        _increase(taken.seconds, first.seconds if i else None),
-                        "unknown" if taken.peak is None else in_bytes(taken.peak),
-                        _increase(taken.peak, first.peak if i else None),
-                    ]
-                )
-    return Table(
-        header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
-        rows=rows,
-        caption=f"{costs.machine}, {costs.precision}; {measuring.batch} sequences a step, "
+                peak = "unknown" if taken.peak is None else in_bytes(taken.peak)
+                time = f"{median} ms ({low} to {high})"
+                arms[name] = [(time, taken.seconds), (peak, taken.peak)]
+            blocks.append((f"{_describe(point)}, {mode}", arms))
+    caption = (
+        f"{costs.machine}, {costs.precision}; {measuring.batch} sequences a step, "
         f"{measuring.repeats} rounds side by side in one process after a warm-up; a step is "
         "forward, backward, AdamW. On a CPU, time is the process's own. Peak: model, optimiser and "
-        "a step, in a process of its own.",
+        "a step, in a process of its own."
     )
+    return _beside_first(["step, median (quartiles)", "peak memory"], blocks, caption)
+
+
+def _beside_first(
+    titles: Sequence[str], blocks: Iterable[tuple[str, Mapping[str, Amounts]]], caption: str
+) -> Table:
+    """Return a table of blocks of variants: each amount, and by how much it exceeds the first
+    variant's of the block."""
+    rows = []
+    for label, arms in blocks:
+        first = next(iter(arms.values()), ())
+        for i, (name, amounts) in enumerate(arms.items()):
+            row = ["" if i else label, name]
+            for (written, number), (_, base) in zip(amounts, first, strict=True):
+                more = f"{number / base - 1:+.2%}" if i and number is not None and base else ""
+                row += [written, more]
+            rows.append(row)
+    header = ["", "variant", *(cell for title in titles for cell in (title, "more"))]
+    return Table(header=header, rows=rows, caption=caption)
 
 
 def plan_table(
@@ -125,40 +122,8 @@ def _planned_cells(plan: Plan, device: Device, gpus: int) -> dict[str, str]:
     }
 
 
-def counted_section(title: str, points: Sequence[CostPoint], how_to_measure: str) -> Section:
-    """Return the part of a page about closed-form costs.
-
-    ``how_to_measure``: a note on time and memory; empty if they are on the page.
-    """
-    notes = [how_to_measure] if how_to_measure else []
-    return Section(title=title, paragraphs=notes, tables=_counted_tables(points))
-
-
-def given_section(title: str, costs: Costs) -> Section:
-    """Return the part of a page about a file that ``layermem costs`` has written."""
-    was_measured = costs.machine is not None
-    note = "Counted, not measured: it was written without --measure."
-    return Section(
-        title=title,
-        paragraphs=[] if was_measured else [note],
-        tables=[measured_table(costs)] if was_measured else _counted_tables(costs.points),
-        commands=[costs.command] if costs.command else [],
-    )
-
-
-def _counted_tables(points: Sequence[CostPoint]) -> list[Table]:
-    """Return the tables of closed forms; records of earlier studies have no cache."""
-    has_cache = any(point.cache for point in points)
-    return [counted_table(points), *([cache_table(points)] if has_cache else [])]
-
-
 def _describe(point: CostPoint) -> str:
     heads = f"{point.heads} heads"
     if point.kv_heads != point.heads:
         heads += f" ({point.kv_heads} kv)"
     return f"{point.preset}: {point.layers} x {point.width}, {heads}, T {point.tokens}"
-
-
-def _increase(value: float | None, base: float | None) -> str:
-    """Write by how much a number exceeds another; nothing where there is no other."""
-    return f"{value / base - 1:+.2%}" if value is not None and base else ""

@@ -3,12 +3,9 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from layermem_bench.report import figures
-from layermem_bench.report.depth import HEATMAP, LAYOUT, draw_heads, draw_layers, draw_words, panels
-from layermem_bench.report.numbers import format_number
-from layermem_bench.report.page import Figure, Switch
+from layermem_bench.report.page import Figure
 from layermem_bench.results.comparing import Line
 from layermem_bench.results.intervals import interval
 from layermem_bench.results.study import (
@@ -26,7 +23,6 @@ _UP: dict[str, tuple[str, figures.Scale]] = {
     "right answers": ("val_accuracy", "share"),
 }
 _ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}
-_MEANS = ": means over seeds with 95% intervals, of one seed without"
 
 
 def differences(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
@@ -40,53 +36,26 @@ def differences(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
     )
 
 
-def learning_curves(result: StudyResult, board: Board) -> list[Figure]:
-    """Draw loss and right answers per token and per FLOP, but for what the paper draws as well."""
-    papers = {(drawing.across, drawing.up) for drawing in result.drawings}
-    kinds = ((up, across) for up in _UP for across in _ACROSS if (across, up) not in papers)
-    return [figure for up, across in kinds for figure in _curves(result, board, up, across)]
+def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
+    """Draw loss and right answers per token and per FLOP, of a board's first condition."""
+    arms = _validations(result, board)
+    runs = result.of(board.name, board.conditions[0].name)
+    partly = dict.fromkeys(run.arm for run in runs if run.state != "ended")
+    for up, (field, scale) in _UP.items():
+        for across, title in _ACROSS.items():
+            series, bands = curves_of_arms(arms, across, field)
+            if not series:
+                continue
+            caption = f"{up} by {title}: mean over seeds, in a band from the lowest to the highest."
+            if partly:
+                caption += f" Not all seeds have ended of: {', '.join(partly)}."
+            if without := [arm for arm in arms if arm not in series]:
+                caption += f" Nothing is recorded of: {', '.join(without)}."
+            plot = figures.curves(series, across=title, up=up, scale=scale, bands=bands)
+            yield Figure(svg=figures.drawing(plot), caption=caption)
 
 
-def draw_curves(result: StudyResult, out: Path) -> None:
-    """Draw validation losses, board by board, into a file (svg, png, pdf)."""
-    figures.check(out)
-    plots = []
-    for board in result.boards:
-        series, bands = curves_of_arms(_begun(result, board), "tokens", "val_loss")
-        across = f"tokens, {board.name}" if len(result.boards) > 1 else "tokens"
-        if series:
-            plots.append(figures.curves(series, across=across, up="validation loss", bands=bands))
-    if not plots:
-        raise ValueError("the runs hold no validation yet: there is nothing to draw")
-    figures.save(plots, out, size=(7.0, 4.0))
-
-
-def paper_figures(result: StudyResult) -> list[Figure]:
-    """Draw what the paper draws, as far as there are numbers of it."""
-    drawn: list[Figure] = []
-    for each in result.drawings:
-        if each.kind == "curves":
-            for board in result.boards:
-                drawn += _curves(result, board, each.up, each.across, _printed(result))
-        else:
-            drawn += _lines(result, each) if each.points else _bars(result, each)
-    return drawn
-
-
-def paper_pictures(result: StudyResult) -> list[Switch]:
-    """Draw what was seen inside models: what routers read, or where words lie, layer by layer."""
-    switches = []
-    for picture in result.pictures:
-        draw, caption = {
-            "heatmap": (draw_layers, HEATMAP),
-            "heads": (draw_heads, "what each key-value head reads of each layer."),
-            "words": (draw_words(picture.labels, picture.words), LAYOUT),
-        }[picture.kind]
-        switches.append(panels(picture.name, picture.panels, draw, caption, first=-1))
-    return switches
-
-
-def _begun(result: StudyResult, board: Board) -> dict[str, list[tuple[Validation, ...]]]:
+def _validations(result: StudyResult, board: Board) -> dict[str, list[tuple[Validation, ...]]]:
     """Return the validations of a board's first condition by arm: of its runs that ended, of an arm
     without any such of those that are there."""
     begun = {arm.name: list[RunRecord]() for arm in board.conditions[0].arms}
@@ -94,27 +63,6 @@ def _begun(result: StudyResult, board: Board) -> dict[str, list[tuple[Validation
         begun[run.arm] += [run] if run.validations else []
     ended = {arm: [run for run in runs if run.state == "ended"] for arm, runs in begun.items()}
     return {arm: [run.validations for run in ended[arm] or begun[arm]] for arm in begun}
-
-
-def _curves(
-    result: StudyResult, board: Board, up: str, across: str, note: str = ""
-) -> Iterator[Figure]:
-    """Draw curves of a board's first condition, and say what is not in them."""
-    of_arms, (field, scale) = _begun(result, board), _UP[up]
-    series, bands = curves_of_arms(of_arms, across, field)
-    runs = result.of(board.name, board.conditions[0].name)
-    partly = dict.fromkeys(run.arm for run in runs if run.state != "ended")
-    without = [arm for arm in of_arms if arm not in series]
-    note += f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
-    note += f" Nothing is recorded of: {', '.join(without)}." if without else ""
-    styles = figures.styles_of(of_arms)
-    plot = figures.curves(
-        series, across=_ACROSS[across], up=up, scale=scale, bands=bands, styles=styles
-    )
-    if series:
-        how = "mean over seeds, in a band from the lowest to the highest"
-        caption = f"{up} by {_ACROSS[across]}: {how}.{note}"
-        yield Figure(svg=figures.drawing(plot), caption=caption)
 
 
 def curves_of_arms(
@@ -145,14 +93,9 @@ def curves_of_arms(
     return series, bands
 
 
-def _printed(result: StudyResult) -> str:
-    """Write the numbers that the paper prints."""
-    numbers = (
-        f"{each.quantity}, {each.arm}: "
-        f"{format_number(each.value, each.is_share, decimals=2 if each.is_share else None)}"
-        for each in result.papers
-    )
-    return f" The paper: {'; '.join(numbers)}." if result.papers else ""
+def paper_figures(result: StudyResult) -> list[Figure]:
+    """Draw what the paper draws, as far as there are numbers of it."""
+    return [figure for drawing in result.drawings for figure in _lines(result, drawing)]
 
 
 def _lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
@@ -163,7 +106,10 @@ def _lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     theirs: dict[str, list[tuple[float, figures.Ends]]] = {}
     for point in drawing.points:
         if values := result.computed(point.quantity).get(point.arm):
-            ours.setdefault(point.line, []).append((point.at, _ends(values)))
+            mean = interval(list(values.values()))
+            half = mean.half if math.isfinite(mean.half) else 0.0
+            ends = mean.mean - half, mean.mean, mean.mean + half
+            ours.setdefault(point.line, []).append((point.at, ends))
         if (printed := papers.get((point.quantity, point.arm))) is not None:
             at = theirs.setdefault(f"{point.line}, the paper", [])
             at.append((point.at, (printed, printed, printed)))
@@ -175,28 +121,6 @@ def _lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     scale: figures.Scale = "share" if is_share else "number"
     plot = figures.curves(series, across=drawing.across, up=drawing.up, scale=scale, bands=bands)
     if ours:
-        caption = f"{drawing.up} by {drawing.across}{_MEANS}."
+        caption = f"{drawing.up} by {drawing.across}: means over seeds with 95% intervals."
         caption += "" if theirs else " The paper prints no numbers of it."
         yield Figure(svg=figures.drawing(plot), caption=caption)
-
-
-def _bars(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
-    """Draw the quantities that the paper prints, arm by arm, with its numbers as marks."""
-    papers = {(each.quantity, each.arm): each.value for each in result.papers}
-    computed = {quantity: result.computed(quantity) for quantity, _ in papers}
-    parts = {
-        quantity: {arm: _ends(values) for arm, values in by_arm.items() if values}
-        for quantity, by_arm in computed.items()
-    }
-    if parts := {quantity: values for quantity, values in parts.items() if values}:
-        chances = {quantity: result.metric(quantity).chance for quantity in parts}
-        svg = figures.forests(parts, is_share=True, across=drawing.up, lines=chances, marks=papers)
-        caption = f"{drawing.up}{_MEANS}; diamonds: the paper's numbers; dotted: a guess."
-        yield Figure(svg=svg, caption=caption)
-
-
-def _ends(values: Mapping[int, float]) -> figures.Ends:
-    """Return the interval of values by seed around their mean; of one seed, the mean alone."""
-    mean = interval(list(values.values()))
-    half = mean.half if math.isfinite(mean.half) else 0.0
-    return mean.mean - half, mean.mean, mean.mean + half

@@ -2,9 +2,9 @@
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
-from layermem_bench.evals.task_records import expected_file, find_records
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import (
     NOISE,
@@ -14,7 +14,7 @@ from layermem_bench.report.numbers import (
     format_p,
     format_spread,
 )
-from layermem_bench.report.page import Figure, Page, Section, Table
+from layermem_bench.report.page import Columns, Figure, Page, Section, Table
 from layermem_bench.results import eval as results
 from layermem_bench.results.eval import EvalResult, Row, Score
 from layermem_bench.results.intervals import Interval, adjusted_p_values, interval, paired
@@ -24,30 +24,107 @@ _OVER_ITEMS = "Intervals over items say what other items would show, not what ot
 
 def build(result: EvalResult) -> Page:
     """Return the page."""
-    return Page(
-        title=f"Evaluation of {' and '.join(result.models)}",
-        lead=_OVER_ITEMS,
-        sections=[*sections(result), Section(title="Again", commands=[result.command])],
-    )
-
-
-def sections(result: EvalResult, suffix: str = "") -> list[Section]:
-    """Return the sections of a page that show the result."""
-    return [
+    sections = [
         Section(
-            title=f"{part.title}{suffix}",
+            title=part.title,
             paragraphs=[part.how],
             tables=[table for name in part.tables for table in _tables(result, name)],
-            figures=[drawn for name in part.tables for drawn in _forest(result, name)],
+            figures=[drawn for name in part.tables for drawn in _figures(result, name)],
         )
         for part in result.parts
     ]
+    return Page(
+        title=f"Evaluation of {' and '.join(result.models)}",
+        lead=_OVER_ITEMS,
+        sections=[*sections, Section(title="Again", commands=[result.command])],
+    )
 
 
 def tables(result: EvalResult) -> list[Table]:
     """Return the tables for a screen."""
     shown = [name for name, kind in result.tables.items() if not kind.is_long]
     return [table for name in shown for table in _tables(result, name)]
+
+
+def _tables(result: EvalResult, name: str) -> list[Table]:
+    """Return one table with those that go with it."""
+    makers = (_scores, _differences, over_seeds)
+    return [table for make in makers if (table := make(result, name)) is not None]
+
+
+def _scores(result: EvalResult, name: str) -> Table:
+    kind, rows = result.tables[name], result.of(name).values()
+    papers = dict.fromkeys(model for row in rows for model in row.paper)
+
+    def score(model: str, row: Row) -> str:
+        return _score(row.scores[model], kind) if model in row.scores else ""
+
+    columns: Columns[Row] = {
+        name: lambda row: row.name,
+        "count": _size,
+        **{model: partial(score, model) for model in result.models},
+        "chance": lambda row: _share(row.chance),
+        "most frequent": lambda row: _share(row.most_frequent),
+        f"paper: {' / '.join(papers)}": lambda row: " / ".join(map(_share, row.paper.values())),
+        "noted": _noted,
+    }
+    return Table.over(rows, columns, kind.caption)
+
+
+def _size(row: Row) -> str:
+    """Write how many items a row is of, or how many each model's is of where that differs."""
+    counts = dict.fromkeys(f"{s.count:,}" for s in row.scores.values() if s.count is not None)
+    return f"{' / '.join(counts)} {row.unit}".strip() if counts else ""
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else format_number(share, True)
+
+
+def _score(score: Score, kind: results.Table) -> str:
+    if kind.repeats == "folds" and score.repeats:
+        return format_spread(score.value, statistics.pstdev(score.repeats), kind.is_share)
+    over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
+    return format_ends(score.value, score.interval, kind.is_share) + over
+
+
+def _over(repeats: Interval) -> str:
+    """Write half the width of an interval over seeds of few-shot examples."""
+    return f" ± {format_number(repeats.half, True)} over seeds"
+
+
+def _noted(row: Row) -> str:
+    """Write where items are from, and what makes scores mean less than they seem to."""
+    counts = [
+        f"{model}: {', '.join(f'{count:,} {kind}' for kind, count in score.counts.items())}"
+        for model, score in row.scores.items()
+        if score.counts
+    ]
+    return "; ".join([*(f"{what} {where}" for what, where in row.about.items()), *counts])
+
+
+def _differences(result: EvalResult, name: str) -> Table | None:
+    """Return the table of differences from the first model; None: there are none."""
+    first, *others = result.models
+    is_share = result.tables[name].is_share
+
+    def cell(model: str, row: Row) -> str:
+        difference = row.differences.get(model)
+        if difference is None:
+            return f"other {row.unit}"
+        text = format_ends(difference.value, difference.interval, is_share, "+")
+        ours, theirs = row.scores[model].repeats, row.scores[first].repeats
+        text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
+        p = difference.p
+        return f"{text} (one item)" if p is None else f"{text}, p {format_p(p).split(',')[0]}"
+
+    columns: Columns[Row] = {
+        f"{name}, against {first}": lambda row: row.name,
+        **{model: partial(cell, model) for model in others},
+    }
+    rows = [row for row in result.of(name).values() if row.differences]
+    noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
+    return Table.over(rows, columns, f"{noise} {_OVER_ITEMS}") if rows else None
 
 
 def over_seeds(result: EvalResult, name: str) -> Table | None:
@@ -96,13 +173,25 @@ def _values(row: Row, models: Sequence[str]) -> list[float]:
     return [row.scores[model].value for model in models]
 
 
+def _figures(result: EvalResult, name: str) -> list[Figure]:
+    """Return a forest plot of the differences of arms over seeds, if there are any."""
+    kind, (_, differences) = result.tables[name], _over_seeds(result, name)
+    if not differences:
+        return []
+    first = next(iter(result.arms))
+    named = {f"{row}, {arm}": difference for (row, arm), difference in differences.items()}
+    svg = figures.forest(named, is_share=kind.is_share, across=f"against {first}")
+    caption = f"{name}: differences from {first} over seeds with 95% intervals; {kind.better} is "
+    return [Figure(svg=svg, caption=f"{caption}better.")]
+
+
 def list_tasks(folders: Sequence[str]) -> Table:
     """Return the table of the paper's tasks, with the records of them that lie in some folders."""
     rows = []
     for task in TASKS.values():
-        files = find_records(folders, task).values()
+        files = task.find_records(folders).values()
         names = ", ".join(path.name for of_split in files for path in of_split)
-        records = names or f"none; would be {expected_file(task)}"
+        records = names or f"none; would be {task.expected_file}"
         paper = (f"{percent:.2f}" for percent in task.paper)
         rows.append([short_name(task.name), *paper, records, task.data_set or "not on the hub"])
     return Table(
@@ -111,97 +200,3 @@ def list_tasks(folders: Sequence[str]) -> Table:
         caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
         "offline; one without is fetched from the hub.",
     )
-
-
-def _tables(result: EvalResult, name: str) -> list[Table]:
-    """Return one table with those that go with it."""
-    makers = (_scores, _differences, over_seeds)
-    return [table for make in makers if (table := make(result, name)) is not None]
-
-
-def _scores(result: EvalResult, name: str) -> Table:
-    rows, kind = result.of(name).values(), result.tables[name]
-    papers = dict.fromkeys(model for row in rows for model in row.paper)
-    columns = {
-        name: [row.name for row in rows],
-        "count": [_size(row) for row in rows],
-        **{m: [_score(row.scores.get(m), kind) for row in rows] for m in result.models},
-        "chance": [_share(row.chance) for row in rows],
-        "most frequent": [_share(row.most_frequent) for row in rows],
-        f"paper: {' / '.join(papers)}": [" / ".join(map(_share, r.paper.values())) for r in rows],
-        "noted": [_noted(row) for row in rows],
-    }
-    kept = {title: cells for title, cells in columns.items() if any(cells)}
-    return Table.of_columns(kept, kind.caption)
-
-
-def _size(row: Row) -> str:
-    """Write how many items a row is of, or how many each model's is of where that differs."""
-    counts = dict.fromkeys(f"{s.count:,}" for s in row.scores.values() if s.count is not None)
-    return f"{' / '.join(counts)} {row.unit}".strip() if counts else ""
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else format_number(share, True)
-
-
-def _score(score: Score | None, kind: results.Table) -> str:
-    if score is None:
-        return ""
-    if kind.repeats == "folds" and score.repeats:
-        return format_spread(score.value, statistics.pstdev(score.repeats), kind.is_share)
-    over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
-    return format_ends(score.value, score.interval, kind.is_share) + over
-
-
-def _over(repeats: Interval) -> str:
-    """Write half an interval over seeds of few-shot examples."""
-    return f" ± {format_number(repeats.half, True)} over seeds"
-
-
-def _noted(row: Row) -> str:
-    """Write where items are from, and what makes scores mean less than they seem to."""
-    counts = [
-        f"{model}: {', '.join(f'{count:,} {kind}' for kind, count in score.counts.items())}"
-        for model, score in row.scores.items()
-        if score.counts
-    ]
-    return "; ".join([*(f"{what} {where}" for what, where in row.about.items()), *counts])
-
-
-def _differences(result: EvalResult, name: str) -> Table | None:
-    """Return the table of differences from the first model; None: there are none."""
-    first, *others = result.models
-    is_share = result.tables[name].is_share
-
-    def cell(row: Row, model: str) -> str:
-        difference = row.differences.get(model)
-        if difference is None:
-            return f"other {row.unit}"
-        text = format_ends(difference.value, difference.interval, is_share, "+")
-        ours, theirs = row.scores[model].repeats, row.scores[first].repeats
-        text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
-        p = difference.p
-        return f"{text} (one item)" if p is None else f"{text}, p {format_p(p).split(',')[0]}"
-
-    rows = [row for row in result.of(name).values() if row.differences]
-    columns = {f"{name}, against {first}": [row.name for row in rows]}
-    columns |= {model: [cell(row, model) for row in rows] for model in others}
-    noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
-    return Table.of_columns(columns, f"{noise} {_OVER_ITEMS}") if rows else None
-
-
-def _forest(result: EvalResult, name: str) -> list[Figure]:
-    """Return the forest plot of a table's differences over seeds, where there are some."""
-    _, differences = _over_seeds(result, name)
-    if not differences:
-        return []
-    kind, first = result.tables[name], next(iter(result.arms))
-    named = {f"{row}, {arm}": difference for (row, arm), difference in differences.items()}
-    return [
-        Figure(
-            svg=figures.forest(named, is_share=kind.is_share, across=f"against {first}"),
-            caption=f"{name}: differences from {first} with 95% intervals over seeds; "
-            f"{kind.better} is better.",
-        )
-    ]

@@ -1,7 +1,7 @@
 """Figures as inline SVG, with text and lines in the colour of the page, light or dark.
 
 A ``Plot`` draws into axes: ``curves``, ``scatter`` and ``triangle`` make some. ``drawing`` returns
-the svg element of one, and ``save`` writes several into a file.
+the svg element of one.
 """
 
 import hashlib
@@ -11,10 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
-from xml.sax.saxutils import escape
 
 import matplotlib
 import numpy as np
@@ -43,10 +40,8 @@ Ends = tuple[float, float, float]
 """Lower end of an interval, middle, upper end."""
 Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
-Scale = Literal["number", "share", "percent"]
-"""Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
-# Plots in a row of a file: two fill the column of a page.
-_ACROSS = 2
+Scale = Literal["number", "share"]
+"""Labels of the y axis: plain numbers, or percent from 0% to 100%."""
 # Characters of a line of a label at the left.
 _LABEL = 34
 # What a legend within the axes has room for: names, and characters of the longest.
@@ -57,11 +52,7 @@ _LINE_BELOW, _HALF_LINE_BELOW = 96, 48
 _MOST_TICKS = 12
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 INK = "#010203"
-_GROUNDS = (
-    "<style>svg{background:#ffffff;color:#1a2b3c}"
-    "@media(prefers-color-scheme:dark){svg{background:#1e2129;color:#dde3ea}}</style>"
-)
-_RC = {
+RC = {
     "svg.hashsalt": "layermem",
     "svg.fonttype": "none",
     "text.color": INK,
@@ -93,16 +84,17 @@ def styles_of(names: Iterable[str]) -> dict[str, int]:
 
 def drawing(plot: Plot, size: tuple[float, float] = (6.0, 3.4), *, spines: bool = False) -> str:
     """Return what is plotted as an svg element of ``size`` in inches."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         plot(axes)
         if not spines:
             axes.spines[["top", "right"]].set_visible(False)
-        return _in_ink_of_the_page(figure)
+        return in_ink_of_the_page(figure)
 
 
-def _in_ink_of_the_page(figure: Figure) -> str:
+def in_ink_of_the_page(figure: Figure) -> str:
+    """Return a figure that was made with ``RC`` as an svg element in the colour of its page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
@@ -114,39 +106,6 @@ def _in_ink_of_the_page(figure: Figure) -> str:
     return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
 
 
-def check(path: Path) -> None:
-    """Raise unless a file's suffix is that of a kind of figure."""
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"the file of a figure must end in .svg, .png or .pdf, got {path}")
-
-
-def save(plots: Sequence[Plot], path: Path, size: tuple[float, float] = (3.4, 3.1)) -> None:
-    """Draw into a file, a few in a row; its suffix (svg, png, pdf) decides the format."""
-    is_svg = path.suffix == ".svg"
-    with matplotlib.rc_context({**(_RC if is_svg else {}), "font.size": 9}):
-        across = min(len(plots), _ACROSS)
-        down = -(-len(plots) // across)
-        figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
-        for place, plot in enumerate(plots, 1):
-            plot(figure.add_subplot(down, across, place))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if is_svg:
-            path.write_text(on_own_ground(_in_ink_of_the_page(figure)), encoding="utf-8")
-        else:
-            figure.savefig(path)
-
-
-def on_own_ground(svg: str, title: str = "", description: str = "") -> str:
-    """Return an SVG for a file of its own, with a ground for light and one for dark.
-
-    It begins with the version of matplotlib that drew it, whose releases place text differently.
-    """
-    about = f"<title>{escape(title)}</title>" if title else ""
-    about += f"<desc>{escape(description)}</desc>" if description else ""
-    start, _, rest = svg.partition(">")
-    return f"<!-- matplotlib {matplotlib.__version__} -->\n{start}>{about}{_GROUNDS}{rest}"
-
-
 def curves(
     series: Series,
     *,
@@ -154,14 +113,12 @@ def curves(
     up: str,
     scale: Scale = "number",
     bands: Series | None = None,
-    styles: Mapping[str, int] | None = None,
 ) -> Plot:
-    """Return a plot of one line for each name, in its band.
+    """Return a plot of one line for each name, in its band; ``across`` and ``up`` label the axes.
 
-    ``across`` and ``up`` label the axes; ``styles``: name to the index of its style, else
-    ``styles_of`` them. Places across that double are drawn equally far apart.
+    Places across that double are drawn equally far apart.
     """
-    index = styles_of(series) if styles is None else styles
+    index = styles_of(series)
     places = sorted({at for across, _ in series.values() for at in across if at > 0})
     doubles = len(places) > 2 and all(b >= 2 * a for a, b in pairwise(places))
 
@@ -169,31 +126,30 @@ def curves(
         for name, (x, y) in series.items():
             colour, dashes, marker = STYLES[index[name]]
             axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
-            axes.lines[-1].set_label(_escape_label(name))
+            axes.lines[-1].set_label(escape_label(name))
             if bands is not None:
                 axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel=across, ylabel=_escape_label(up))
+        axes.set(xlabel=across, ylabel=escape_label(up))
         if doubles:
             # Below 1 it is linear: places may begin at 0.
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         else:
             count_across(axes)
-        if scale != "number":
-            _label_in_percent(axes, from_0_to_100=scale == "share")
-        _legend(axes)
+        if scale == "share":
+            # Some room above, so that a line at 1 is visible.
+            axes.set_ylim(0, 1.03)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        legend(axes)
 
     return plot
 
 
-def _legend(axes: Axes, *, below: bool = False) -> None:
-    """Name what is drawn: within the axes, or, if that is too much for the only ones, below."""
+def legend(axes: Axes, *, below: bool = False) -> None:
+    """Name what is drawn: within the axes, or, if that is too much, below."""
     handles, labels = axes.get_legend_handles_labels()
-    spec = axes.get_subplotspec()
-    is_alone = spec is None or spec.get_gridspec().get_geometry() == (1, 1)
     longest = max(map(len, labels), default=0)
-    is_much = len(labels) > _MOST_WITHIN or longest > _LONGEST_WITHIN
-    if not below and not (is_alone and is_much):
+    if not below and len(labels) <= _MOST_WITHIN and longest <= _LONGEST_WITHIN:
         axes.legend(frameon=False)
         return
     # In as many lines as that takes: the figure grows.
@@ -217,7 +173,7 @@ def count_across(axes: Axes) -> None:
 
 def bars(values: Mapping[str, Ends], *, up: str, chance: float) -> str:
     """Return an SVG of shares with their intervals, one below the other, and a line at chance."""
-    return forests({"": values}, is_share=True, across=up, lines={"": chance})
+    return forests({"": values}, is_share=True, across=up, line=chance)
 
 
 def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
@@ -231,13 +187,12 @@ def forests(
     is_share: bool,
     across: str,
     styles: Mapping[str, int] | None = None,
-    lines: Mapping[str, float | None] = MappingProxyType({}),
-    marks: Mapping[tuple[str, str], float] = MappingProxyType({}),
+    line: float = 0,
 ) -> str:
     """Return an SVG of intervals for each part, with its title, each part on an axis of its own.
 
-    ``styles``: name to the index of its style, else ``styles_of`` them. ``lines``: where each part
-    has its dotted line, else at 0. ``marks``: a further number beside a part's name.
+    ``styles``: name to the index of its style, else ``styles_of`` them. ``line``: where a dotted
+    line stands.
     """
     names = [name for values in parts.values() for name in values]
     places = styles_of(names) if styles is None else styles
@@ -248,13 +203,10 @@ def forests(
             colour, _, marker = STYLES[places[name]]
             middle, half = _middle_and_error(each)
             axes.errorbar(middle, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
-            if (part, name) in marks:
-                axes.plot(marks[part, name], -i, marker="D", markersize=4, color=INK)
-        if (line := lines.get(part, 0)) is not None:
-            axes.axvline(line, color=INK, linewidth=0.8, linestyle=":")
-        shown = [_escape_label(labels[name]) for name in values]
+        axes.axvline(line, color=INK, linewidth=0.8, linestyle=":")
+        shown = [escape_label(labels[name]) for name in values]
         axes.set_yticks([-i for i in range(len(shown))], shown)
-        axes.set(title=_escape_label(part), ylim=(0.6 - len(shown), 0.6))
+        axes.set(title=escape_label(part), ylim=(0.6 - len(shown), 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -264,36 +216,14 @@ def forests(
     for values in parts.values():
         most = max((labels[name].count("\n") for name in values), default=0)
         heights.append((0.24 + 0.15 * most) * len(values))
-    with matplotlib.rc_context({**_RC, "axes.titlesize": 10}):
+    with matplotlib.rc_context({**RC, "axes.titlesize": 10}):
         size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
         figure = Figure(figsize=size, layout="constrained")
         rows = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
         for axes, (part, values) in zip(rows.flat, parts.items(), strict=True):
             draw(axes, part, values)
-        axes.set_xlabel(_escape_label(across))
-        return _in_ink_of_the_page(figure)
-
-
-def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: str) -> str:
-    """Return an SVG of named values with intervals at places across."""
-    styles = styles_of(points)
-    room = 0.02 * max(x for x, _ in points.values())
-
-    def draw(axes: Axes) -> None:
-        for name, (x, value) in points.items():
-            # Points of one place stand side by side.
-            beside = [other for other, (place, _) in points.items() if place == x]
-            x += room * (beside.index(name) - (len(beside) - 1) / 2)
-            colour, _, marker = STYLES[styles[name]]
-            mean, half = _middle_and_error(value)
-            axes.errorbar(x, mean, half, color=colour, marker=marker, ls="none", capsize=3)
-            axes.containers[-1].set_label(_escape_label(name))
-        axes.set(xlabel=across, ylabel=_escape_label(up))
-        axes.set_xlim(left=0)
-        # Below, where no interval can lie behind it.
-        _legend(axes, below=True)
-
-    return drawing(draw, (6.0, 3.2))
+        axes.set_xlabel(escape_label(across))
+        return in_ink_of_the_page(figure)
 
 
 def _middle_and_error(value: Interval | Ends) -> tuple[float, Any]:
@@ -312,7 +242,7 @@ def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Seq
         for i, name in enumerate(names):
             colour, _, marker = STYLES[i % len(STYLES)]
             x, y = positions[label_array == i].T
-            label = _escape_label(name)
+            label = escape_label(name)
             axes.scatter(x, y, s=9, color=colour, marker=marker, label=label, linewidths=0)
         axes.set(xticks=[], yticks=[])
         axes.legend(frameon=False, markerscale=1.8, fontsize=8)
@@ -343,7 +273,7 @@ def rows(
                 axis.set_ticks(_ticks(size))
             else:
                 ticks = _ticks(size, 2 * _MOST_TICKS)
-                axis.set_ticks(ticks, [_escape_label(named[i]) for i in ticks], fontsize=7)
+                axis.set_ticks(ticks, [escape_label(named[i]) for i in ticks], fontsize=7)
         if not isinstance(across, str):
             axes.tick_params(axis="x", rotation=90)
         if signed:
@@ -378,14 +308,7 @@ def _ticks(size: int, most: int = _MOST_TICKS) -> range:
     return range(0, size, -(-size // most))
 
 
-def _escape_label(text: str) -> str:
+def escape_label(text: str) -> str:
     """Keep matplotlib from reading $ as a formula, and from hiding labels that start with _."""
     text = f" {text}" if text.startswith("_") else text
     return text.replace("$", r"\$")
-
-
-def _label_in_percent(axes: Axes, *, from_0_to_100: bool) -> None:
-    if from_0_to_100:
-        # Some room above, so that a line at 1 is visible.
-        axes.set_ylim(0, 1.03)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -33,12 +33,11 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """Drawings of which one is seen at a time, chosen from a list. Without scripts, all are."""
+    """Drawings of which one is seen at a time, at first the last, chosen from a list. Without
+    scripts, all are."""
 
     label: str
     options: Sequence[tuple[str, Figure]]
-    first: int = 0
-    """Which is seen at first."""
 
 
 Cell = str | Link | Sequence[Link]
@@ -56,20 +55,20 @@ class Table:
     """What it shows, and where its numbers come from."""
     marks: Sequence[str] = ()
     """Of each row, what links to it are called; empty: nothing leads here."""
-    least: Sequence[str] = ()
-    """Columns that a narrow screen leaves out first, in this order; then those at the right."""
 
     @classmethod
     def over(cls, rows: Iterable[_Row], columns: Columns[_Row], caption: str = "") -> "Table":
         """Return a table with a line for each row, written by the columns."""
-        cells = [[write(row) for write in columns.values()] for row in rows]
-        return cls(header=list(columns), rows=cells, caption=caption)
+        rows = list(rows)
+        cells = {title: [write(row) for row in rows] for title, write in columns.items()}
+        return cls.of_columns(cells, caption)
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[Cell]], caption: str = "") -> "Table":
-        """Return a table of columns, each below its header."""
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        return cls(header=list(columns), rows=rows, caption=caption)
+        """Return a table of the columns that have a cell with something in it."""
+        shown = {title: cells for title, cells in columns.items() if any(cells)}
+        rows = [list(row) for row in zip(*shown.values(), strict=True)]
+        return cls(header=list(shown), rows=rows, caption=caption)
 
     def texts(self) -> list[list[str]]:
         """Return the cells without their links."""

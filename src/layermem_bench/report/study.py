@@ -1,13 +1,14 @@
 """The page of a study: what came out in a sentence, tables with their forest plots, curves, costs.
 
-What is missing is said where it would stand. Every number leads to the run it is from.
+Every number leads to the run it is from.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 
 from layermem_bench.report import drawings, figures, study_tables
-from layermem_bench.report.cost_tables import counted_section
+from layermem_bench.report.cost_tables import cache_table, counted_table
+from layermem_bench.report.depth import panels
 from layermem_bench.report.numbers import NOISE, format_interval
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.report.paper_tables import claim_text, claims_table, numbers_table
@@ -15,14 +16,6 @@ from layermem_bench.results.comparing import RULE, judge, lines_of
 from layermem_bench.results.intervals import Interval
 from layermem_bench.results.study import Board, Condition, StudyResult
 
-_NOT_MEASURED = (
-    "Time and memory were not measured. To do it: layermem costs PRESET --measure, for a preset of "
-    "these sizes"
-)
-_NOT_COUNTED = (
-    "Costs are not counted in closed form: the arms are models of transformers, none of them has "
-    "trained a step, or what one starts from is not on this machine and no final model is saved."
-)
 _FLOPS = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
 _SHAPES = (
     "One preset in several shapes, LAYERSxWIDTH, of equally many parameters. Each arm has a "
@@ -42,7 +35,13 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
         )
     if not result.claims and (ranks := study_tables.ranks_table(result)):
         sections.append(Section(title="Do the boards agree", tables=[ranks]))
-    sections += [*map(_of_costs, result.boards), *further]
+    for board in result.boards:
+        if points := board.costs.points:
+            counted = [counted_table(points)]
+            # Records of earlier studies have no cache.
+            counted += [cache_table(points)] if any(point.cache for point in points) else []
+            sections.append(Section(title=f"What it costs: {board.name}", tables=counted))
+    sections += further
     if result.runs:
         notes = [] if result.claims else result.notes
         shown = [study_tables.runs_table(result)]
@@ -61,15 +60,20 @@ def tables(result: StudyResult) -> list[Table]:
     """Return the tables for a screen."""
     if result.claims:
         return [claims_table(result), numbers_table(result)]
-    shown = []
-    for board in result.boards:
-        for condition in board.conditions:
-            for metric in study_tables.shown_metrics(result, board, condition):
-                shown.append(study_tables.arms_table(result, board, condition, metric, narrow=True))
-        shown += [study_tables.rates_table(board)] if board.tried else []
+    shown = [table for board in result.boards for table in _tables(result, board, narrow=True)]
     shown += [table for table, _, _ in study_tables.shapes_tables(result)]
     ranks = study_tables.ranks_table(result)
     return [*shown, ranks] if ranks else shown
+
+
+def _tables(result: StudyResult, board: Board, *, narrow: bool) -> list[Table]:
+    """Return the tables of a board: of its arms by condition and metric, and of rates."""
+    shown = [
+        study_tables.arms_table(result, board, condition, metric, narrow=narrow)
+        for condition in board.conditions
+        for metric in study_tables.shown_metrics(result, board, condition)
+    ]
+    return [*shown, study_tables.rates_table(board)] if board.tried else shown
 
 
 def sentence(result: StudyResult) -> str:
@@ -134,34 +138,24 @@ def _of_claims(result: StudyResult) -> list[Section]:
             paragraphs=result.notes,
             tables=[numbers_table(result)],
             figures=drawings.paper_figures(result),
-            switches=drawings.paper_pictures(result),
+            switches=list(map(panels, result.pictures)),
         ),
     ]
 
 
 def _of_board(result: StudyResult, board: Board) -> list[Section]:
     """Return what came of one board: tables with forest plots, and how arms learn."""
-    shown, drawn = [], []
+    drawn = []
     for condition in board.conditions:
         title = study_tables.TITLES[condition.name]
         for metric in study_tables.shown_metrics(result, board, condition):
-            shown.append(study_tables.arms_table(result, board, condition, metric))
             lines = lines_of(result, board, condition, metric)
             if any(line.p is not None for line in lines):
                 of = result.metric(metric)
                 drawn.append(drawings.differences(f"{metric}, {title}", lines, of))
-        shown += study_tables.levels_tables(result, board, condition)
-    shown += [study_tables.rates_table(board)] if board.tried else []
+    shown = _tables(result, board, narrow=False)
     sections = [Section(title=board.name, tables=shown, figures=drawn)]
-    if curves := drawings.learning_curves(result, board):
+    if curves := list(drawings.learning_curves(result, board)):
         title = f"How they learn: {board.name}"
         sections.append(Section(title=title, paragraphs=[_FLOPS], figures=curves))
     return sections
-
-
-def _of_costs(board: Board) -> Section:
-    """Return what the arms of a board cost in closed form."""
-    costs, title = board.costs, f"What it costs: {board.name}"
-    if not costs.points:
-        return Section(title=title, paragraphs=[_NOT_COUNTED])
-    return counted_section(title, costs.points, "" if board.steps else _NOT_MEASURED)

@@ -1,9 +1,9 @@
-"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs.
+"""Tables of a study: arms side by side, shapes, ranks, rates, runs.
 
 Each is a list of columns over the lines of a comparison, or over what else was recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -53,7 +53,11 @@ _RUNS = (
     "of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW repeats a "
     "run."
 )
-_DIFFER = " Not all of them were made with the same versions and machine."
+_RATES = (
+    "Each arm's learning rate, with its weight decay and that of the parameters that it adds (own) "
+    "where these were tried, was chosen on a seed that is in no other table. Beyond the lowest or "
+    "the highest a better one may lie."
+)
 # Columns that a page alone has room for.
 _WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
 
@@ -81,8 +85,12 @@ def arms_table(
     """
     lines, of = lines_of(result, board, condition, metric), result.metric(metric)
     title, runs = title_of(board, condition), result.of(board.name, condition.name)
-    facts, prices = _facts(board, condition), _prices(board, condition)
-    columns = {**_compared(title, metric, of, lines, condition.arms, runs, facts), **prices}
+    facts = _facts(board, condition)
+    columns = _compared(title, metric, of, lines, condition.arms, runs, facts)
+    # At equal parameters models are others than those that were measured.
+    steps = board.steps if condition.name != "parameters" else None
+    if steps is not None:
+        columns["time"] = lambda line: f"{steps.ratios[line.arm]:.2f}"
     cells = {name: [write(line) for line in lines] for name, write in columns.items()}
     alike = {name: str(cells[name][0]) for name in facts if len(set(map(str, cells[name]))) == 1}
     dropped = {*alike, *(_WIDE if narrow else ())}
@@ -99,10 +107,9 @@ def arms_table(
     caption += f" All arms: {common}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
     caption += looks_note(condition.looks)
-    if prices and board.steps:
-        caption += f" Time and memory of a step: over the first arm's, on {board.steps.machine}."
-    made = Table.of_columns(cells, caption.strip())
-    return replace(made, least=("memory", "time", "parameters", "steps", "learning rate"))
+    if steps is not None:
+        caption += f" Time: of a step, over the first arm's, on {steps.machine}."
+    return Table.of_columns(cells, caption.strip())
 
 
 def _compared(
@@ -113,7 +120,7 @@ def _compared(
     arms: Sequence[Arm],
     runs: Sequence[RunRecord] = (),
     facts: Columns[Line] = MappingProxyType({}),
-) -> Columns[Line]:
+) -> dict[str, Callable[[Line], Cell]]:
     """Return the columns of a comparison; ``facts``: those that stand before its values."""
     seeds = {seed for line in lines for seed in (*line.by_seed, *line.missing)}
     notes = {arm.name: arm.note for arm in arms}
@@ -145,21 +152,6 @@ def _facts(board: Board, condition: Condition) -> Columns[Line]:
         "mlp": lambda line: str(arms[line.arm].width_of_mlp or ""),
         "parameters": lambda x: f"{count:,}" if (count := arms[x.arm].parameters) else "",
     }
-
-
-def _prices(board: Board, condition: Condition) -> Columns[Line]:
-    """Return the columns of what a step takes of the first arm's; at equal parameters models are
-    others than those that were measured."""
-    if board.steps is None or condition.name == "parameters":
-        return {}
-    ratios, peaks = board.steps.ratios, board.memory.peaks if board.memory else {}
-    first = peaks.get(condition.arms[0].name)
-
-    def memory(line: Line) -> str:
-        peak = peaks.get(line.arm)
-        return f"{peak / first:.2f}" if peak and first else ""
-
-    return {"time": lambda line: f"{ratios[line.arm]:.2f}", "memory": memory}
 
 
 def _mean(line: Line, name: str, is_share: bool, note: str, runs: Sequence[RunRecord]) -> str:
@@ -194,19 +186,6 @@ def run_mark(run: RunRecord) -> str:
     return f"run-{run.run_id}"
 
 
-def levels_tables(result: StudyResult, board: Board, condition: Condition) -> Iterator[Table]:
-    """Yield right answers by level of the problems (operands, steps): a column for each level."""
-    runs = result.of(board.name, condition.name)
-    by_kind: dict[str, dict[str, list[Cell]]] = {}
-    for name in result.metrics_of(board.name, condition.name):
-        if BY_LEVEL in name:
-            kind, _, level = name.rpartition(": ")
-            columns = by_kind.setdefault(kind, {kind: [arm.name for arm in condition.arms]})
-            lines = {line.arm: line for line in lines_of(result, board, condition, name)}
-            columns[level] = [_mean(lines[a.name], name, True, "", runs) for a in condition.arms]
-    yield from map(Table.of_columns, by_kind.values())
-
-
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
     """Yield wide against deep: all arms and shapes of a preset, at equal parameters."""
     by_preset: dict[str, list[tuple[Board, Condition]]] = {}
@@ -225,9 +204,7 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
         metric = result.metric(name)
         lines = compare(values, result.seeds, metric.better, max(1, len(looks)))
         title = f"{preset}, arms and shapes, equal parameters"
-        columns = dict(
-            _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
-        )
+        columns = _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
         del columns["each seed"], columns["seeds to settle it"]
         if len(shapes) > 1:
             yield Table.over(lines, columns, INTERVALS + _BEST + looks_note(looks)), lines, metric
@@ -241,7 +218,7 @@ def ranks_table(result: StudyResult) -> Table | None:
         "boards": lambda each: " and ".join(each.boards),
         "arms": lambda each: str(each.arms),
         "rank correlation": lambda each: f"{each.value:.2f}",
-        "95% interval": lambda x: no_interval if x.low is None else f"{x.low:.2f} to {x.high:.2f}",
+        "95% interval": lambda x: "{:.2f} to {:.2f}".format(*x.ends) if x.ends else no_interval,
         "if they rank alike": lambda x: unsaid if x.if_alike is None else f"above {x.if_alike:.2f}",
     }
     pairs = rank_correlations(result)
@@ -249,9 +226,7 @@ def ranks_table(result: StudyResult) -> Table | None:
 
 
 def rates_table(board: Board) -> Table:
-    """Return a table of each arm's loss, or right answers, at each learning rate it tried."""
-    tried = board.tried
-    what = "right answers" if any(each.right for each in tried) else "validation loss"
+    """Return a table of each arm's loss at each learning rate it tried."""
 
     def arm(each: TriedRates) -> str:
         return each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
@@ -260,20 +235,21 @@ def rates_table(board: Board) -> Table:
         own = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
         return "" if each.chosen is None else f"{each.chosen:g}{own}"
 
-    rates = dict.fromkeys(rate for each in tried for rate in each.rates)
+    def loss(rate: float, each: TriedRates) -> str:
+        if rate not in each.rates:
+            return ""
+        place = each.rates.index(rate)
+        value = each.losses[place]
+        shown = "diverged" if value is None else format_number(value, False)
+        return f"{shown} (own {each.own_rates[place]:g})" if each.own_rates else shown
+
+    rates = dict.fromkeys(rate for each in board.tried for rate in each.rates)
     columns: Columns[TriedRates] = {
-        f"{board.name}: {what} at learning rate": arm,
-        **{f"{rate:g}": partial(_outcome, rate=rate) for rate in rates},
+        f"{board.name}: validation loss at learning rate": arm,
+        **{f"{rate:g}": partial(loss, rate) for rate in rates},
         "chosen": chosen,
     }
-    at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
-    return Table.over(
-        tried,
-        columns,
-        "Each arm's learning rate, with its weight decay and that of the parameters that it adds "
-        "(own) where these were tried, was chosen on a seed that is in no other table."
-        + (at_end and f" A better learning rate may lie beyond those tried: {at_end}."),
-    )
+    return Table.over(board.tried, columns, _RATES)
 
 
 def end_of_range(tried: TriedRates) -> str:
@@ -287,15 +263,6 @@ def end_of_range(tried: TriedRates) -> str:
         if len(set(rates)) > 1 and chosen in (min(rates), max(rates)):
             ends.append(f"{'lowest' if chosen == min(rates) else 'highest'}{what}")
     return " and the ".join(ends)
-
-
-def _outcome(tried: TriedRates, rate: float) -> str:
-    if rate not in tried.rates:
-        return ""
-    place = tried.rates.index(rate)
-    value = (tried.right or tried.losses)[place]
-    shown = "diverged" if value is None else format_number(value, bool(tried.right))
-    return f"{shown} (own {tried.own_rates[place]:g})" if tried.own_rates else shown
 
 
 def runs_table(result: StudyResult) -> Table:
@@ -314,11 +281,5 @@ def runs_table(result: StudyResult) -> Table:
         "tokens/s": lambda r: f"{r.tokens_per_second:,.0f}" if r.tokens_per_second else "",
         "made with": made_with,
     }
-    # Runs that chose a rate keep nothing of this, nor do those that have not begun.
-    code = {
-        (made_with(run), run.about.get("sources"), run.about.get("plugins"))
-        for run in result.runs
-        if made_with(run)
-    }
-    made = Table.over(result.runs, columns, _RUNS + (_DIFFER if len(code) > 1 else ""))
+    made = Table.over(result.runs, columns, _RUNS)
     return replace(made, marks=[run_mark(run) for run in result.runs])

@@ -20,7 +20,7 @@ from layermem_bench.results.intervals import (
     pairs_to_settle,
     price_of_looks,
 )
-from layermem_bench.results.study import Board, Claim, Condition, PaperNumber, StudyResult
+from layermem_bench.results.study import Board, Claim, Condition, StudyResult
 
 RANKED_FROM = 3
 """Seeds that arms are ranked from. Of two, an interval is 12.7 times as wide as their distance is
@@ -138,32 +138,30 @@ class JudgedClaim:
 
 def judge(result: StudyResult) -> list[JudgedClaim]:
     """Return what came of each claim, by ``RULE``."""
-    looks, differences = max(1, len(result.looks)), {}
-    for place, claim in enumerate(result.claims):
-        if claim.against is not None:
-            ours = result.computed(claim.quantity)
-            of_both = (ours.get(arm, {}) for arm in (claim.arm, claim.against))
-            differences[place] = paired_by_seed(*of_both)
-    adjusted = adjusted_p_values(differences, looks)
+    differences = {
+        claim: paired_by_seed(*_values_of_both(result, claim))
+        for claim in result.claims
+        if claim.against is not None
+    }
+    adjusted = adjusted_p_values(differences, max(1, len(result.looks)))
     judged = []
-    for place, claim in enumerate(result.claims):
-        papers = {p.arm: p for p in result.papers if p.quantity == claim.quantity}
+    for claim in result.claims:
+        papers = {p.arm: p.value for p in result.papers if p.quantity == claim.quantity}
         if claim.against is None:
             judged.append(_judge_counted(claim, papers.get(claim.arm), result))
             continue
-        each = JudgedClaim(claim=claim)
+        paper = None
         if {claim.arm, claim.against} <= papers.keys():
-            paper = papers[claim.arm].value - papers[claim.against].value
-            each = replace(each, paper=paper)
-        if (difference := differences[place]) is not None:
-            p = adjusted.get(place)
-            why = _why_unsaid(claim, result, difference, price_of_looks(looks), p)
+            paper = papers[claim.arm] - papers[claim.against]
+        each = JudgedClaim(claim=claim, paper=paper)
+        if (difference := differences[claim]) is not None:
             is_so = claim.direction == ("higher" if difference.mean > 0 else "lower")
             is_other = not is_so and claim.direction != "similar"
+            why = _why_unsaid(claim, result, difference, adjusted.get(claim))
             each = replace(
                 each,
                 difference=difference,
-                p=p,
+                p=adjusted.get(claim),
                 pairs_to_settle=pairs_to_settle(difference, compared=len(differences)),
                 verdict=UNSAID if why else HOLDS if is_so else NOT,
                 reason=why or ("the other way round" if is_other else "the interval excludes 0"),
@@ -172,14 +170,20 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
     return judged
 
 
+def _values_of_both(result: StudyResult, claim: Claim) -> list[Mapping[int, float]]:
+    """Return the values by seed of the arm that is claimed to differ, and of the other."""
+    ours = result.computed(claim.quantity)
+    return [ours.get(arm, {}) for arm in (claim.arm, str(claim.against))]
+
+
 def _why_unsaid(
-    claim: Claim, result: StudyResult, difference: Interval, price: int, adjusted: float | None
+    claim: Claim, result: StudyResult, difference: Interval, adjusted: float | None
 ) -> str:
     """Return why nothing can be said of a difference; empty: something can."""
-    both = [result.computed(claim.quantity)[arm] for arm in (claim.arm, str(claim.against))]
+    both = _values_of_both(result, claim)
     missing = sorted(set(result.seeds) - (both[0].keys() & both[1].keys()))
     chance = result.metric(claim.quantity).chance
-    lows = [interval(list(values.values())).ends[0] for values in both]
+    price = price_of_looks(max(1, len(result.looks)))
     if missing:
         return f"of seeds {', '.join(map(str, missing))} there is no pair"
     if adjusted is None:
@@ -188,22 +192,23 @@ def _why_unsaid(
         return "within noise: the interval includes 0"
     if not difference.half and price * p_value(difference) >= NOISE:
         return "all pairs differ by the same, so that how they vary is not known"
-    if chance is not None and max(lows) <= chance:
+    if chance is not None and all(interval([*v.values()]).ends[0] <= chance for v in both):
         return "neither is above a guess"
     if adjusted >= NOISE:
         return f"within noise among so many claims: p {adjusted:.3f}"
     return ""
 
 
-def _judge_counted(claim: Claim, paper: PaperNumber | None, result: StudyResult) -> JudgedClaim:
+def _judge_counted(claim: Claim, paper: float | None, result: StudyResult) -> JudgedClaim:
     """Judge a counted number by the digits that the paper prints."""
-    judged, values = JudgedClaim(claim=claim), result.computed(claim.quantity).get(claim.arm)
+    values = result.computed(claim.quantity).get(claim.arm)
     if not values or paper is None:
-        return judged
-    judged = replace(judged, paper=paper.value)
+        return JudgedClaim(claim=claim)
     if result.scale != "paper":
-        return replace(judged, reason="the paper's number is of its own sizes")
+        verdict, reason = UNSAID, "the paper's number is of its own sizes"
     # The shares of its tables have two decimals in percent.
-    same = round(next(iter(values.values())), 4) == round(paper.value, 4)
-    reason = "the same in the digits printed" if same else "other digits"
-    return replace(judged, verdict=HOLDS if same else NOT, reason=reason)
+    elif round(next(iter(values.values())), 4) == round(paper, 4):
+        verdict, reason = HOLDS, "the same in the digits printed"
+    else:
+        verdict, reason = NOT, "other digits"
+    return JudgedClaim(claim=claim, paper=paper, verdict=verdict, reason=reason)

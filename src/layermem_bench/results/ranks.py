@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+
+import numpy as np
 
 from layermem_bench.results.comparing import RANKED_FROM
-from layermem_bench.results.study import METRICS, StudyResult
+from layermem_bench.results.study import METRICS, Board, StudyResult
 
-# Arrays of numpy, which is imported where it is used.
-_Array = Any
 _DRAWS = 2000
 _MOST_UNDEFINED = 0.01
 
@@ -22,8 +21,7 @@ class RankCorrelation:
     boards: tuple[str, str]
     arms: int
     value: float
-    low: float | None
-    high: float | None
+    ends: tuple[float, float] | None
     """Its 95% interval by a bootstrap over seeds, drawn on each board by itself. A draw has the
     noise of seeds twice, so that it leans to 0. None: arms all tie in more than one draw of 100,
     which then has no correlation."""
@@ -36,59 +34,57 @@ class RankCorrelation:
 def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
     """Return the correlations of each pair of boards, under the first condition they share, of the
     arms that have every seed on both."""
-    import numpy as np
-
-    found = []
-    for boards in combinations(result.boards, 2):
-        names = {condition.name for condition in boards[1].conditions}
-        shared = [each.name for each in boards[0].conditions if each.name in names]
-        if not shared or any(board.metric not in METRICS for board in boards):
-            continue
-        of_both = [result.values(board.name, shared[0], board.metric) for board in boards]
-        seeds = set(result.seeds)
-        arms = [a for a in of_both[0] if all(seeds <= v.get(a, {}).keys() for v in of_both)]
-        if min(len(arms), len(seeds)) < RANKED_FROM:
-            continue
-        # Of which the lowest is the best.
-        signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
-        values = [
-            sign * np.array([[of_board[arm][seed] for seed in result.seeds] for arm in arms])
-            for sign, of_board in zip(signs, of_both, strict=True)
-        ]
-        value = float(_spearman(*(board.mean(-1)[None] for board in values))[0])
-        # Where all arms tie on a board, it ranks none.
-        if not math.isnan(value):
-            generator = np.random.default_rng(0)
-            low, high = _bootstrap(values, generator)
-            found.append(
-                RankCorrelation(
-                    boards=(boards[0].name, boards[1].name),
-                    arms=len(arms),
-                    value=value,
-                    low=low,
-                    high=high,
-                    if_alike=_if_alike(values, generator),
-                )
-            )
-    return found
+    found = (_correlation(result, one, other) for one, other in combinations(result.boards, 2))
+    return [each for each in found if each is not None]
 
 
-def _bootstrap(values: Sequence[_Array], generator: _Array) -> Sequence[float | None]:
+def _correlation(result: StudyResult, *boards: Board) -> RankCorrelation | None:
+    """Return the correlation of two boards; None: they have none."""
+    names = {condition.name for condition in boards[1].conditions}
+    shared = [each.name for each in boards[0].conditions if each.name in names]
+    if not shared or any(board.metric not in METRICS for board in boards):
+        return None
+    of_both = [result.values(board.name, shared[0], board.metric) for board in boards]
+    seeds = set(result.seeds)
+    arms = [a for a in of_both[0] if all(seeds <= v.get(a, {}).keys() for v in of_both)]
+    if min(len(arms), len(seeds)) < RANKED_FROM:
+        return None
+    # Of which the lowest is the best.
+    signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
+    values = [
+        sign * np.array([[of_board[arm][seed] for seed in result.seeds] for arm in arms])
+        for sign, of_board in zip(signs, of_both, strict=True)
+    ]
+    value = float(_spearman(*(board.mean(-1)[None] for board in values))[0])
+    # Where all arms tie on a board, it ranks none.
+    if math.isnan(value):
+        return None
+    generator = np.random.default_rng(0)
+    return RankCorrelation(
+        boards=(boards[0].name, boards[1].name),
+        arms=len(arms),
+        value=value,
+        ends=_bootstrap(values, generator),
+        if_alike=_if_alike(values, generator),
+    )
+
+
+def _bootstrap(
+    values: Sequence[np.ndarray], generator: np.random.Generator
+) -> tuple[float, float] | None:
     """Return the interval of a correlation over draws of as many seeds on each board."""
-    import numpy as np
-
     seeds = values[0].shape[1]
     picked = [generator.integers(seeds, size=(_DRAWS, seeds)) for _ in values]
     draws = _spearman(*(v[:, picks].mean(-1).T for v, picks in zip(values, picked, strict=True)))
     draws = draws[~np.isnan(draws)]
     if len(draws) < (1 - _MOST_UNDEFINED) * _DRAWS:
-        return None, None
-    return [float(end) for end in np.quantile(draws, [0.025, 0.975])]
+        return None
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
 
 
-def _spearman(one: _Array, other: _Array) -> _Array:
+def _spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the correlations of ranks row by row; nan where all of a row tie."""
-    import numpy as np
     from scipy.stats import rankdata
 
     # Rounded, since what is tied, and was added up in another order, has no rank.
@@ -96,17 +92,16 @@ def _spearman(one: _Array, other: _Array) -> _Array:
     centred = [each - each.mean(-1, keepdims=True) for each in ranks]
     norms = [np.sqrt((each**2).sum(-1)) for each in centred]
     with np.errstate(invalid="ignore"):
-        return (centred[0] * centred[1]).sum(-1) / (norms[0] * norms[1])
+        correlations: np.ndarray = (centred[0] * centred[1]).sum(-1) / (norms[0] * norms[1])
+    return correlations
 
 
-def _if_alike(values: Sequence[_Array], generator: _Array) -> float | None:
+def _if_alike(values: Sequence[np.ndarray], generator: np.random.Generator) -> float | None:
     """Return what two boards with one order of the arms would exceed in 95 of 100 studies.
 
     The arms' places are taken from the board with less noise for how far its arms lie apart, and
     on each board are as far apart as is not noise; studies are drawn around them.
     """
-    import numpy as np
-
     found = []
     for board in values:
         arms, seeds = board.shape

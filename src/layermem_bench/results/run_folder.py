@@ -26,13 +26,10 @@ import yaml
 from filelock import FileLock, Timeout
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Run, run_from_dict
 
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
-# Lists the files of a complete checkpoint with their digests; written last.
-_MARKER = "complete.json"
 _STAGING = ".staging"
 # The end of metrics.jsonl that is read for its last row: it has room for more than two rows.
 _TAIL_BYTES = 4096
@@ -144,16 +141,12 @@ class RunFolder:
         return record if record.get("run_id") == run_id else None
 
     def complete_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first."""
-        paths = [p for p in self.checkpoints.glob("checkpoint-*") if (p / _MARKER).exists()]
-        return sorted(paths, key=step_of)
+        """Return the checkpoints, oldest first; each is complete."""
+        return sorted(self.checkpoints.glob("checkpoint-*"), key=step_of)
 
     def latest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint, or None; raise if one of its files is damaged."""
-        newest = max(self.complete_checkpoints(), key=step_of, default=None)
-        if newest is not None:
-            check_complete(newest)
-        return newest
+        """Return the newest checkpoint, or None."""
+        return max(self.complete_checkpoints(), key=step_of, default=None)
 
     @contextmanager
     def stage_checkpoint(self, step: int) -> Iterator[Path]:
@@ -166,11 +159,10 @@ class RunFolder:
         with temporary_folder(self.staging, f"a checkpoint in {self.checkpoints}"):
             self.staging.mkdir(parents=True)
             yield self.staging
-            _flush_to_disk(self.metrics)
-            _write_marker(self.staging)
-            # A complete one is there where the run was resumed from an earlier step.
-            if not (target / _MARKER).exists():
-                shutil.rmtree(target, ignore_errors=True)
+            for path in (self.metrics, *self.staging.rglob("*"), self.staging):
+                _flush_to_disk(path)
+            # There is one already where the run was resumed from an earlier step.
+            if not target.exists():
                 os.replace(self.staging, target)
                 _flush_to_disk(self.checkpoints)
 
@@ -197,21 +189,6 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def check_complete(checkpoint: Path) -> None:
-    """Raise if a file of a checkpoint is missing or differs from what was written."""
-    try:
-        listed = dict(json.loads((checkpoint / _MARKER).read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
-        listed = {}
-    files = {name: checkpoint / name for name in listed}
-    damaged = [p for n, p in files.items() if not p.is_file() or file_digest(p) != listed[n]]
-    if damaged or not listed:
-        raise ValueError(
-            f"{checkpoint} is damaged ({', '.join(map(str, damaged)) or _MARKER}): delete it to go "
-            "on from the checkpoint before it"
-        )
-
-
 @contextmanager
 def temporary_folder(path: Path, what: str) -> Iterator[None]:
     """Delete a folder, which the block creates and moves, before and after; name errors."""
@@ -225,18 +202,6 @@ def temporary_folder(path: Path, what: str) -> Iterator[None]:
         ) from error
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_marker(checkpoint: Path) -> None:
-    """Flush every file of a checkpoint to the disk, then write the marker with their digests."""
-    digests = {}
-    for path in sorted(p for p in checkpoint.rglob("*") if p.is_file()):
-        _flush_to_disk(path)
-        digests[str(path.relative_to(checkpoint))] = file_digest(path)
-    marker = checkpoint / _MARKER
-    marker.write_text(json.dumps(digests, indent=1), encoding="utf-8")
-    _flush_to_disk(marker)
-    _flush_to_disk(checkpoint)
 
 
 def _flush_to_disk(path: Path) -> None:

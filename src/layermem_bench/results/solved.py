@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 
 from layermem_bench.config.typed_dicts import from_dict, to_dict
 
-# Of 64-bit floats, in an interval whose end is the share itself.
-_ROUNDED = 1e-9
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
@@ -21,15 +18,6 @@ class Shares:
     interval: tuple[float, ...]
     steps: float
     steps_interval: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        _check_shares(accuracy=self.accuracy, steps=self.steps)
-        for name, share, interval in (
-            ("interval", self.accuracy, self.interval),
-            ("steps_interval", self.steps, self.steps_interval),
-        ):
-            if len(interval) != 2 or not interval[0] - _ROUNDED <= share <= interval[1] + _ROUNDED:
-                raise ValueError(f"{name} must be two ends around {share}, is {[*interval]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +49,3 @@ class Solved(Shares):
     def from_json(cls, text: str) -> "Solved":
         """Return what a result.json says."""
         return from_dict(cls, json.loads(text), "")
-
-
-def _check_shares(**shares: float) -> None:
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be from 0 to 1, is {share}")

@@ -232,16 +232,11 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure of the paper, drawn of the result's own numbers beside the paper's."""
+    """A figure of the paper: lines of the result's own numbers, the paper's beside them."""
 
-    kind: Literal["curves", "lines", "bars"]
-    """"curves": validation losses of runs; "lines": rows at points; "bars": rows by arm, of the
-    quantities that the paper prints."""
     up: str
-    across: str = ""
-    """What goes across; of curves "flops" or "tokens"."""
-    points: tuple[Point, ...] = ()
-    """Of lines: the rows that are drawn."""
+    across: str
+    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,31 +157,21 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     that has not trained a step may have options that no model can have.
     """
     arms = {arm: (run, folder) for arm, (run, folder) in arms.items() if folder.rows()}
-    if not arms or any(run.host.model is not None for run, _ in arms.values()):
-        return SettingCosts()
     by_size: dict[tuple[Any, ...], dict[str, ModelSpec]] = {}
     for arm, (run, folder) in arms.items():
-        values = model_fields(run, folder)
-        if values is None or not _exists(run.variant, values):
+        values = model_fields(run, folder) if run.host.model is None else None
+        if values is None:
             return SettingCosts()
         size = tuple(values[name] for name in SIZES)
         by_size.setdefault(size, {})[arm] = run.variant, values
-    tokens = _tokens_of_a_sequence(*next(iter(arms.values())))
-    points = [
-        count_point(arms[next(iter(models))][0].preset, models, tokens)
-        for models in by_size.values()
-    ]
+    points = []
+    for models in by_size.values():
+        run, folder = arms[next(iter(models))]
+        try:
+            points.append(count_point(run.preset, models, _tokens_of_a_sequence(run, folder)))
+        except (ValueError, StrictDataclassError):
+            return SettingCosts()
     return SettingCosts(points=tuple(points))
-
-
-def _exists(variant: str, values: Mapping[str, Any]) -> bool:
-    """Whether there is such a model: fields that name layers may not suit a size."""
-    config = lookup(variant).config
-    try:
-        config(**values)
-    except (ValueError, StrictDataclassError):
-        return False
-    return values.keys() <= {field.name for field in fields(config)}
 
 
 def model_fields(run: Run, folder: RunFolder | None = None) -> dict[str, Any] | None:
@@ -189,23 +179,16 @@ def model_fields(run: Run, folder: RunFolder | None = None) -> dict[str, Any] | 
 
     None: what it starts from, or its tokenizer, is not here, and no model of it is saved.
     """
-    saved = _saved_config(folder) if folder is not None else None
-    if saved is None and unknown_size(run):
-        return None
     values, _ = model_sizes(run)
-    if saved is not None:
+    if folder is not None and (saved := folder.final / "config.json").exists():
         # What it started from, or its tokenizer, may have decided the sizes.
-        values |= saved_sizes(run.variant, values, saved)
+        with naming_damage(folder):
+            config = json.loads(saved.read_text(encoding="utf-8"))
+        values |= saved_sizes(run.variant, values, config)
+    elif unknown_size(run):
+        return None
     values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
     return values | run.model.variant_fields()
-
-
-def _saved_config(folder: RunFolder) -> dict[str, Any] | None:
-    saved = folder.final / "config.json"
-    if not saved.exists():
-        return None
-    with naming_damage(folder):
-        return dict(json.loads(saved.read_text(encoding="utf-8")))
 
 
 def _tokens_of_a_sequence(run: Run, folder: RunFolder) -> int:

@@ -8,12 +8,11 @@ import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from layermem.models.registry import lookup
-from layermem_bench.config.labels import Labels
 from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.run import Run
 from layermem_bench.data.sources import open_source
@@ -31,8 +30,8 @@ from layermem_bench.study.steps import STEPS, read_steps, tokens_of_a_sequence
 logger = logging.getLogger(__name__)
 # Where runs lie in a folder of runs: each by itself, or in its board's folder.
 _PLACES = ("*/config.yaml", "*/*/config.yaml")
-Planned = dict[str, tuple[planning.PlannedRun, RunRecord]]
-"""Name to planned run, and where it stands."""
+Planned = dict[str, tuple[planning.PlannedRun, RunRecord | None]]
+"""Name to planned run, and where it stands; None: it is not known yet which run it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,52 +55,48 @@ class Estimate:
     """Hours of the runs that are still to come; None: no recorded runs say how fast they are."""
 
 
-def is_recorded(state: RunRecord) -> bool:
+def is_recorded(state: RunRecord | None) -> bool:
     """Return whether a run need not be trained."""
-    return state.state in ("ended", "diverged")
+    return state is not None and state.state in ("ended", "diverged")
 
 
 def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
-    """Return every planned run and where it stands.
+    """Return every planned run and where it stands; what carrying out would refuse is refused.
 
     Runs that count are known once learning rates are chosen, and those of equal time once steps are
-    measured; before that they are those at equal tokens, and not recorded.
+    measured; before that they are those at equal tokens, of which none is recorded.
     """
     planned: Planned = {}
     choices: dict[str, planning.Choices] = {}
-    for stage in planning.stages(study.boards):
-        for board in stage:
-            of_trials = {
-                n: (p, _state(n, p.run, recorded)) for n, p in planning.trials(board).items()
-            }
-            planned |= of_trials
-            known = all(is_recorded(state) for _, state in of_trials.values())
-            choices[board.name] = _choices(board, recorded) if known else {}
-            known = known and (not of_trials or bool(choices[board.name]))
-            before = choices.get(board.starts_from.name) if board.starts_from else None
-            runs = planning.counting_runs(
-                board, study.seeds, choices[board.name], recorded.path_of, before
+    for board in chain.from_iterable(planning.stages(study.boards)):
+        trials = planning.trials(board)
+        tried = {name: (each, _state(name, each.run, recorded)) for name, each in trials.items()}
+        planned |= tried
+        choices[board.name] = {}
+        if all(is_recorded(state) for _, state in tried.values()):
+            choices[board.name], _ = planning.choices_of(
+                board, planning.read_trials(board, recorded)
             )
-            measured = _measured(board, recorded.out)
-            timed = measured.ratios if measured else {board.arms[0].name}
-            for condition, (name, run) in product(study.conditions, runs.items()):
-                # Without measured times, the runs of an arm are not known yet.
-                is_unmeasured = condition == "time" and run.arm not in timed
-                steps = None if is_unmeasured else measured
-                ((name, each),) = planning.at_condition(
-                    condition, {name: run}, board, steps
-                ).items()
-                if known and not is_unmeasured:
-                    planned[name] = each, _state(name, each.run, recorded)
-                else:
-                    # A run that a condition does not change is one with that at equal tokens.
-                    key = f"{name} ({condition})" if is_unmeasured else name
-                    planned[key] = each, _unknown(name, recorded.out / name)
+        known = not trials or bool(choices[board.name])
+        before = choices[board.starts_from.name] if board.starts_from else None
+        runs = planning.counting_runs(
+            board, study.seeds, choices[board.name], recorded.path_of, before
+        )
+        measured = _measured(board, recorded.out)
+        timed = measured.ratios if measured else {board.arms[0].name}
+        for condition, (name, run) in product(study.conditions, runs.items()):
+            if condition == "time" and run.arm not in timed:
+                planned[f"{name} ({condition})"] = run, None
+                continue
+            at_condition = planning.at_condition(condition, {name: run}, board, measured)
+            # A run that a condition does not change is one with that at equal tokens.
+            for key, each in at_condition.items():
+                planned[key] = each, _state(key, each.run, recorded) if known else None
     return planned
 
 
 def _measured(board: Board, out: Path) -> MeasuredSteps | None:
-    """Return the recorded times of a board's steps; refuse what the study itself would refuse."""
+    """Return the recorded times of a board's steps."""
     file = out / board.name / STEPS
     if not file.exists():
         return None
@@ -109,69 +104,36 @@ def _measured(board: Board, out: Path) -> MeasuredSteps | None:
     return read_steps(file, board.base, arms, out / board.name / "time")
 
 
-def _choices(board: Board, recorded: RecordedRuns) -> planning.Choices:
-    """Return each arm's choice; empty where not all could be read."""
-    try:
-        return planning.choices_of(board, planning.read_trials(board, recorded))[0]
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-        # One board of many: the others are listed all the same.
-        logger.warning("%s chose no learning rates: %s", board.name, error)
-        return {}
-
-
 def _state(name: str, run: Run, recorded: RecordedRuns) -> RunRecord:
-    """Return where a run stands; one whose record cannot be read counts as failed."""
+    """Return where a run stands."""
     folder = recorded.folder_of(name, run)
-    try:
-        return standing(name, run, folder)
-    except (ValueError, KeyError, TypeError) as error:
-        record = _unknown(name, folder.path)
-        return replace(record, run_id=run.id, state="failed", note=str(error))
-
-
-def _unknown(name: str, folder: Path) -> RunRecord:
-    return RunRecord(name=name, run_id="", folder=str(folder), state="not begun")
+    check_usable(folder, run)
+    return standing(name, run, folder)
 
 
 def estimate(study: Study, out: Path) -> list[Estimate]:
     """Return what each board would take; what carrying the study out would refuse is refused."""
     check_conditions(study)
-    planned = planned_states(study, RecordedRuns(out))
-    for each, state in planned.values():
-        # It has no id as long as it is not known which run it is.
-        if state.run_id:
-            check_usable(RunFolder(state.folder), each.run)
-    boards = [board for stage in planning.stages(study.boards) for board in stage]
+    planned = planned_states(study, RecordedRuns(out)).values()
     return [
-        _estimate(board, [p for p in planned.values() if p[0].board == board.name], [out])
-        for board in boards
+        _estimate(board, [each for each in planned if each[0].board == board.name], [out])
+        for board in chain.from_iterable(planning.stages(study.boards))
     ]
 
 
-def check_can_begin(run: Run) -> None:
-    """Raise where a run would be refused here before its first step, as far as nothing has to be
-    prepared or fetched for it."""
-    sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
-    if run.task.name:
-        return
-    for source in filter(None, (run.data.source, run.data.validation)):
-        open_source(source)
-
-
 def estimate_run(run: Run, folders: Sequence[Path] = (Path("runs"),)) -> Estimate:
-    """Return what one run would take; what training it would refuse is refused."""
-    check_can_begin(run)
-    board = board_of_one(run)
-    planned = planning.PlannedRun(
-        run=replace(run, labels=Labels(board=board.name, arm=run.variant))
-    )
-    state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
-    return _estimate(board, [(planned, state)], folders)
+    """Return what one run would take. What training it would refuse is refused, as far as nothing
+    has to be prepared or fetched for it."""
+    sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
+    for source in (run.data.source, run.data.validation):
+        if source and not run.task.name:
+            open_source(source)
+    return _estimate(board_of_one(run), [(planning.PlannedRun(run=run), None)], folders)
 
 
 def _estimate(
     board: Board,
-    members: Sequence[tuple[planning.PlannedRun, RunRecord]],
+    members: Sequence[tuple[planning.PlannedRun, RunRecord | None]],
     folders: Sequence[Path],
 ) -> Estimate:
     runs = [planned.run for planned, _ in members]
@@ -187,12 +149,13 @@ def _estimate(
         seconds = [steps * of_step[shape].tokens / speeds[shape] for shape, steps in shapes]
         hours = sum(seconds) / 3600
     of_ours = board.base.host.model is None
+    trials = sum(planned.trial is not None for planned, _ in members)
     return Estimate(
         board=board.name,
-        trials=sum(planned.trial is not None for planned, _ in members),
-        counting=sum(planned.trial is None for planned, _ in members),
+        trials=trials,
+        counting=len(members) - trials,
         recorded=len(members) - len(missing),
-        failed=sum(state.state == "failed" for _, state in members),
+        failed=sum(state is not None and state.state == "failed" for _, state in members),
         parameters=max(each.parameters for each in of_step.values()) if of_ours else None,
         tokens=sum(of_step[_shape(run)].tokens * run.max_steps for run in runs),
         flops=sum(of_step[_shape(run)].flops * run.max_steps for run in runs) if of_ours else None,

@@ -19,7 +19,7 @@ from layermem_bench.config.run import Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.efficiency.measuring import (
     Shape,
-    TrainingStep,
+    Step,
     describe_machine,
     make_training_step,
     step_of,
@@ -36,7 +36,7 @@ STEPS = "steps.json"
 _ROUNDS = 9
 
 
-def make_step(run: Run, shape: Shape) -> TrainingStep:
+def make_step(run: Run, shape: Shape) -> Step:
     """Build a run's model and return what takes one training step of it."""
     if run.host.model is not None:
         return step_of(load_host(run), shape)

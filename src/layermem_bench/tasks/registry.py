@@ -4,7 +4,7 @@ import functools
 import inspect
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,6 @@ class TaskDefinition:
     """Returns the share of right answers of a guess that ignores the question."""
     words: Callable[..., tuple[str, ...]] = lambda **options: ()
     """Returns frequent words of its problems, given its options: the classes of a probe."""
-    splits_by: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
-    """Returns the names of further options that decide which problems are in which split, given the
-    options: a model trained under one value is tested under the same value."""
 
     def tokenizer(self, **options: Any) -> "PreTrainedTokenizerFast":
         # Imported here, so that tasks are listed and described without it.
@@ -208,8 +205,6 @@ _TASKS: dict[str, TaskDefinition] = {
         level=lambda example: example.operands,
         level_name="operands",
         chance=arithmetic.chance,
-        # Models of earlier versions were trained under another rule.
-        splits_by=lambda options: ("held_out",),
         words=arithmetic.probe_words,
     ),
     "prosqa": TaskDefinition(

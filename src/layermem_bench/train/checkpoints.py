@@ -4,7 +4,6 @@ One process writes both in full, so that any number of processes goes on from th
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ from layermem_bench.config.run import Run
 from layermem_bench.train.processes import whole
 
 _TRAINING = "training.pt"
-# Fields of a model's config with a share of activations that training sets to zero.
-_IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +35,6 @@ class Progress:
     """Step of that row."""
     best: tuple[int, float] | None
     """Step and loss of the best validation."""
-    layout: tuple[int, int]
-    """Processes, and the sequences that each computes at once."""
 
 
 def whole_weights(model: Any) -> dict[str, Any] | None:
@@ -128,19 +123,6 @@ def _divided(value: Any, parameter: nn.Parameter) -> Any:
 
 def _tied_names(model: Any) -> list[str]:
     return list(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else []
-
-
-def check_layout(
-    checkpoint: Path, progress: Progress, layout: tuple[int, int], config: Any
-) -> None:
-    """Raise if other processes or micro-batches would draw other random numbers for dropout."""
-    dropouts = [name for name, p in config.to_dict().items() if p and _IS_DROPOUT.search(name)]
-    if dropouts and tuple(progress.layout) != layout:
-        raise ValueError(
-            f"{checkpoint} was written by {progress.layout[0]} processes with micro-batches of "
-            f"{progress.layout[1]}, now there are {layout[0]} with {layout[1]}: {dropouts[0]} "
-            "draws its random numbers by both; go on as the run began"
-        )
 
 
 def set_random_state(states: Mapping[str, Tensor], accelerator: Accelerator) -> None:

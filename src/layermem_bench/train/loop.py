@@ -71,13 +71,8 @@ class Loop:
         # Sum of the losses since the last row.
         self.loss = torch.zeros((), device=self.device)
         self._random: dict[str, Tensor] = {}
-        self._timer = metrics.StepTimer()
         length, peak = learning.train_data.length, metrics.peak_flops(self.device)
-        self._cost = metrics.StepCost(
-            tokens=run.optim.batch_size * length,
-            flops_per_token=metrics.training_flops(model, round(length)),
-            peak_flops=peak and peak * self.world,
-        )
+        self._speed = metrics.Speed(model, run.optim.batch_size, length, peak and peak * self.world)
         self._set_up(checkpoint)
 
     def _set_up(self, checkpoint: Path | None) -> None:
@@ -104,8 +99,6 @@ class Loop:
 
     def _go_on_from(self, checkpoint: Path) -> None:
         moments, progress, self._random = checkpoints.load_training(checkpoint, self.run)
-        layout = (self.world, self.micro)
-        checkpoints.check_layout(checkpoint, progress, layout, self.model.config)
         checkpoints.load_moments(self.optimizer, moments)
         self.step, self.last_logged = progress.step, progress.last_logged
         self.best = progress.best
@@ -138,7 +131,7 @@ class Loop:
             self.check_weights()
             # The loader has drawn a seed.
             checkpoints.set_random_state(self._random, self.accelerator)
-        self._timer.restart(self.step)
+        self._speed.restart(self.step)
         while self.step < run.max_steps and not is_stopped:
             self.train_step(list(itertools.islice(batches, self._micro_batches)))
             is_stopped = self.stop.is_asked_for()
@@ -161,7 +154,7 @@ class Loop:
         """Return this process's micro-batches of the steps that are left."""
         run, on_gpu = self.run, self.device.type == "cuda"
         data: Any = self.learning.train_data
-        order = iter(order_of(data, run.max_steps * run.optim.batch_size, run.seed))
+        order = order_of(len(data), run.max_steps * run.optim.batch_size, run.seed)
 
         def own() -> Iterator[list[int]]:
             rest = itertools.islice(order, self.step * run.optim.batch_size, None)
@@ -175,7 +168,7 @@ class Loop:
         return DataLoader(
             data,
             batch_sampler=own(),
-            collate_fn=self.learning.collate,
+            collate_fn=data.collate,
             num_workers=run.compute.workers,
             pin_memory=on_gpu,
         )
@@ -235,25 +228,20 @@ class Loop:
         """Write the row of the steps since the last one."""
         self._check_finite("the loss", self.loss)
         self._check_finite("the gradient", self._norm)
-        row = metrics.training_row(
-            loss=float(self._mean_loss()) / (self.step - self.last_logged),
-            grad_norm=float(self._norm),
-            learning_rates=self._rates,
-            steps_per_second=self._timer.steps_per_second(self.step),
-            step=self.step,
-            cost=self._cost,
-        )
+        loss = float(self._mean_loss()) / (self.step - self.last_logged)
+        row = metrics.training_row(loss, float(self._norm), self._rates)
         # Where the model is sharded, no process holds its routers in full.
-        self._write(row | ({} if self.run.compute.shard else metrics.variant_metrics(self.model)))
+        of_variant = {} if self.run.compute.shard else metrics.variant_metrics(self.model)
+        self._write(row | self._speed.row(self.step) | of_variant)
         self.loss.zero_()
         self.last_logged = self.step
-        self._timer.restart(self.step)
+        self._speed.restart(self.step)
 
     def _mean_loss(self) -> Tensor:
         return self.loss if self.world == 1 else self.accelerator.reduce(self.loss, "mean")
 
     def _write(self, row: dict[str, float]) -> None:
-        row = {"step": self.step, "tokens": round(self.step * self._cost.tokens), **row}
+        row = {"step": self.step, "tokens": round(self.step * self._speed.tokens), **row}
         if self.is_first:
             self.folder.append_row(row)
             self._progress.update(self.folder.path.name, row)
@@ -264,26 +252,26 @@ class Loop:
         """Write the row of a validation; the random numbers of training stay what they were."""
         self._check_finite("the loss", self.loss)
         self.model.eval()
-        with self._timer.paused(), torch.random.fork_rng(devices=[]), self._autocast():
-            judged = self._judge()
-            loss, labels = judged[:, :2].sum(0)
+        with self._speed.paused(), torch.random.fork_rng(devices=[]), self._autocast():
+            loss, labels = self._judge().sum(0)
             mean = float(loss / labels)
             self._check_finite("the validation loss", loss / labels)
-            row = self.learning.metrics(self.model, mean, judged[:, 2:])
+            row = metrics.validation_row(mean) | self.learning.metrics(self.model)
         self._write(row)
         if self.step and (self.best is None or mean < self.best[1]):
             self.best = self.step, mean
 
     def _judge(self) -> Tensor:
-        """Return what is judged of each sequence of the validation data, in their order."""
+        """Return the sum of the losses and the number of labels of each sequence of the validation
+        data, in their order [B, 2]."""
         data, at_once = self.learning.validation_data, self.micro * self.world
         # Each process has as many batches, since those of a sharded model compute together.
         filled = len(data) if self.world == 1 else -(-len(data) // at_once) * at_once
         judged = []
         for first in range(self.micro * self.accelerator.process_index, filled, at_once):
             places = range(first, min(first + self.micro, filled))
-            batch = self._on_device(self.learning.collate([data[i % len(data)] for i in places]))
-            rows = self.learning.judge(self.model, batch, self._loss_chunk(batch))
+            batch = self._on_device(data.collate([data[i % len(data)] for i in places]))
+            rows = judge_tokens(self.model, batch, self._loss_chunk(batch))
             judged.append(rows if self.world == 1 else self.accelerator.gather(rows))
         return torch.cat(judged)[: len(data)].cpu().double()
 
@@ -291,7 +279,7 @@ class Loop:
         """Write a checkpoint, which is complete or absent, and delete old ones."""
         self._check_finite("the loss", self.loss)
         self.check_weights()
-        with self._timer.paused():
+        with self._speed.paused():
             weights = checkpoints.whole_weights(self.model)
             moments = checkpoints.whole_moments(self.optimizer)
             random, loss = checkpoints.random_state(self.accelerator), float(self._mean_loss())
@@ -302,7 +290,6 @@ class Loop:
                 loss=loss,
                 last_logged=self.last_logged,
                 best=self.best,
-                layout=(self.world, self.micro),
             )
             with self.folder.stage_checkpoint(self.step) as place:
                 self.write_model(place, weights)
@@ -336,6 +323,23 @@ class Loop:
                 f"{what} at step {self.step}; {good}. Lower optim.lr (or optim.router_lr), or clip "
                 "more"
             )
+
+
+def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
+    """Return the sum of the losses and the number of labels of each sequence [B, 2], with at most
+    ``loss_chunk`` tokens' logits in memory (0: all)."""
+    labels = batch.pop("labels")
+    next_tokens = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    if loss_chunk:
+        output = model(**batch, labels=labels, loss_chunk=loss_chunk, use_cache=False)
+        token_losses = output.token_losses
+    else:
+        # In float32, as in training.
+        logits = model(**batch, use_cache=False).logits.flatten(0, 1).float()
+        losses = nn.functional.cross_entropy(logits, next_tokens.flatten(), reduction="none")
+        token_losses = losses.view_as(next_tokens)
+    # A loss is zero where a token has no label.
+    return torch.stack([token_losses.sum(1), (next_tokens != IGNORED).sum(1)], dim=1)
 
 
 def _takes_count(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""The processes of one run: their group, what they agree on, and how they hold the model.
+"""The processes of one run: their group, and how they hold the model.
 
 A model is copied to each process (DDP) or sharded over all (FSDP2). Both are torch's own: FSDP2 as
 accelerate sets it up computes norms in bfloat16, and so other numbers than an unsharded run.
@@ -8,7 +8,6 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -65,20 +64,6 @@ def any_process(flag: bool, accelerator: Accelerator) -> bool:
     shared = torch.tensor(int(flag), device=accelerator.device)
     distributed.all_reduce(shared)
     return bool(shared)
-
-
-def check_processes_agree(values: Mapping[str, Any], accelerator: Accelerator) -> None:
-    """Raise in every process unless all have the same values; every process must call this."""
-    if accelerator.num_processes == 1:
-        return
-    by_process: list[Any] = [None] * accelerator.num_processes
-    distributed.all_gather_object(by_process, dict(values))
-    for name in values:
-        if any(theirs[name] != by_process[0][name] for theirs in by_process):
-            raise ValueError(
-                f"processes do not see the same {name} ({[each[name] for each in by_process]}): "
-                "the run folder and the data must be the same on all machines"
-            )
 
 
 def copy_to_processes(model: nn.Module, accelerator: Accelerator) -> DistributedDataParallel:

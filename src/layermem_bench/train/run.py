@@ -1,5 +1,6 @@
 """Training one run: from its config to a folder with metrics, checkpoints and the final model."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from transformers import set_seed
 
 from layermem_base.files import write_atomically
 from layermem_bench.analysis.earlier_stages import (
-    Lineage,
     check_earlier_stages,
     stage_of,
     write_lineage,
@@ -24,19 +24,14 @@ from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of, temporary_folder
 from layermem_bench.train.checkpoints import whole_weights
 from layermem_bench.train.host_models import merge_lora
-from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_learning
+from layermem_bench.train.learning import Evaluate, prepare_learning
 from layermem_bench.train.loop import Loop
 from layermem_bench.train.model_card import model_card
-from layermem_bench.train.processes import check_processes_agree, join_processes, process_count
+from layermem_bench.train.processes import join_processes, process_count
 from layermem_bench.train.progress import check_trackers
 from layermem_bench.train.run_config import claim_folder, record_beginning
-from layermem_bench.train.sequences import (
-    data_digest,
-    prompts_digest,
-    starting_weights,
-    text_digest,
-)
-from layermem_bench.train.setup import check_options, check_router_lr
+from layermem_bench.train.sequences import digest, weights_digest
+from layermem_bench.train.setup import check_options
 from layermem_bench.train.stopping import NotFiniteError
 
 logger = logging.getLogger(__name__)
@@ -58,7 +53,6 @@ def train(
     """
     if run.host.model is None:
         check_options(run.variant, run.model)
-        check_router_lr(run)
     check_trackers(run)
     sequences_at_once(run, process_count())
     folder = RunFolder(out)
@@ -82,9 +76,19 @@ def _train(
     run: Run, folder: RunFolder, accelerator: Accelerator, evaluate: Evaluate | None
 ) -> None:
     """Train from the newest checkpoint or the beginning, measure the final model, and save it."""
-    learning, earlier = _prepare(run, folder, accelerator, evaluate)
+    learning = prepare_learning(run, evaluate)
+    earlier = check_earlier_stages(run, learning.validation_data.documents)
+    if accelerator.is_main_process:
+        data = learning.train_data, learning.validation_data
+        beginning = {
+            "data": digest([split.identity() for split in data]),
+            "text": learning.text_digest,
+            "precision": "bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
+            "weights": weights_digest(run.model.pretrained or run.host.model, run.host.revision),
+            "trained_before_by": str(earlier) or None,
+        }
+        record_beginning(folder, run, beginning)
     checkpoint = folder.latest_checkpoint()
-    check_processes_agree({"checkpoint": checkpoint and checkpoint.name}, accelerator)
     set_seed(run.seed)
     model = learning.load_model()
     _end_as_in_training(model, learning.tokenizer)
@@ -103,31 +107,12 @@ def _train(
     with loop.stop.handle_signals():
         with _record_divergence(loop):
             ended = loop.train()
-        if ended and learning.save:
-            ended = loop.stop.run_unless_stopped(partial(_save_result, loop, learning.save))
+        if ended and learning.evaluate:
+            ended = loop.stop.run_unless_stopped(partial(_save_result, loop, learning.evaluate))
         if ended:
             _save_final_model(loop)
         else:
             logger.info("stopped at step %d; --resume goes on", loop.step)
-
-
-def _prepare(
-    run: Run, folder: RunFolder, accelerator: Accelerator, evaluate: Evaluate | None
-) -> tuple[Learning, Lineage]:
-    """Return what the run learns, and what trained the model that it starts from."""
-    learning = prepare_learning(run, evaluate)
-    earlier = check_earlier_stages(run, learning.validation_data.documents)
-    beginning = {
-        "data": data_digest(learning.train_data, learning.validation_data),
-        "text": text_digest(learning.train_data),
-        "precision": "bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
-        "weights": starting_weights(run),
-        "trained_before_by": str(earlier) or None,
-    }
-    check_processes_agree(beginning, accelerator)
-    if accelerator.is_main_process:
-        record_beginning(folder, run, beginning)
-    return learning, earlier
 
 
 def _end_as_in_training(model: Any, tokenizer: Any) -> None:
@@ -152,15 +137,23 @@ def _record_divergence(loop: Loop) -> Iterator[None]:
         raise
 
 
-def _save_result(loop: Loop, save: Save) -> None:
-    measured = save(loop, loop.folder)
-    if measured is None:
+def _save_result(loop: Loop, evaluate: Evaluate) -> None:
+    """Have the final model solve the test problems; write each attempt, and the result."""
+    run, folder = loop.run, loop.folder
+    solved, attempts = evaluate(loop.model, loop.learning.tokenizer, run.task, "test")
+    if not loop.is_first:
         return
-    solved, problems = measured
-    digest = prompts_digest(problems)
-    solved = replace(solved, run_id=loop.run.id, steps_taken=loop.step, problems=digest)
-    write_atomically(loop.folder.result, solved.to_json())
-    for name, text in loop.learning.describe(loop.folder).results.items():
+    rows = [attempt.row() for attempt in attempts]
+    write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
+    solved = replace(
+        solved,
+        run_id=run.id,
+        steps_taken=loop.step,
+        problems=digest([row["prompt"] for row in rows]),
+        solutions=digest([row["solution"] for row in rows]),
+    )
+    write_atomically(folder.result, solved.to_json())
+    for name, text in loop.learning.describe(folder).results.items():
         logger.info("%s: %s", name, text)
 
 

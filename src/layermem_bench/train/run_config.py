@@ -20,30 +20,32 @@ from layermem_bench.config.hashing import PACKAGE_FOLDERS, plugin_digest, source
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.processor import processor_name
-from layermem_bench.results.run_folder import RunFolder, fields_digest
-from layermem_bench.results.run_folder import check_has_config as check_has_config
-from layermem_bench.results.run_folder import load_run as load_run
-from layermem_bench.results.run_folder import read_config as read_config
-from layermem_bench.results.run_folder import recorded_run as recorded_run
+from layermem_bench.results.run_folder import (
+    RunFolder,
+    check_has_config,
+    fields_digest,
+    read_config,
+    recorded_run,
+)
 
 # Of a digest.
 _DIGITS = 12
 _PACKAGES = ("layermem", "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 
 
-def config_changes(before: Run, now: Run) -> str:
-    """Describe the differences by which two runs are not one run; empty: there are none."""
-    changes = differences(before, now)
-    return "; ".join(f"{name} was {old!r}, is {new!r}" for name, old, new in changes)
-
-
 def check_same_run(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run; how it is carried out may differ."""
-    if changes := config_changes(recorded_run(folder), run):
+    if changes := _changes(folder, run):
         raise ValueError(
             f"{folder.path} was begun with another config: {changes}. Choose another --out, go "
             f"on with it as it is (layermem train {folder.path} --resume), or delete it"
         )
+
+
+def _changes(folder: RunFolder, run: Run) -> str:
+    """Describe by what a folder's run is another one; empty: it is this run."""
+    changes = differences(recorded_run(folder), run)
+    return "; ".join(f"{name} was {old!r}, is {new!r}" for name, old, new in changes)
 
 
 def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
@@ -52,36 +54,20 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     A folder without rows, checkpoint or result is free, as after a run that was refused. What a
     resumed run changes of how it is carried out is written.
     """
-    ended = folder.final.exists() or folder.result.exists()
-    if not (ended or folder.complete_checkpoints() or folder.rows()):
-        about = {"run_id": run.id, "command": _command_line(), **describe_environment()}
-        _write(folder, run, about)
-        return
-    check_has_config(folder)
-    if not resume:
-        changes = config_changes(recorded_run(folder), run)
-        raise FileExistsError(
-            f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on with "
-            "that run (--resume), choose another --out, or delete it"
-        )
-    check_same_run(folder, run)
+    ended, begun = folder.final.exists() or folder.result.exists(), folder.complete_checkpoints()
+    if ended or begun or folder.rows():
+        check_has_config(folder)
+        if not resume:
+            changes = _changes(folder, run)
+            raise FileExistsError(
+                f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on "
+                "with that run (--resume), choose another --out, or delete it"
+            )
+        check_same_run(folder, run)
+    # Without a checkpoint it begins anew, with the code of today.
+    about = {"run_id": run.id, "command": _command_line(), **describe_environment()}
     if not folder.final.exists():
-        _write(folder, run, _with_environment(folder))
-
-
-def _with_environment(folder: RunFolder) -> dict[str, str]:
-    """Return what is known of a run that is trained further in this process.
-
-    Of versions, code and machines those of all its steps are named: "2.12.0, 2.13.0".
-    """
-    about, here = read_config(folder.config)[1], describe_environment()
-    if not folder.complete_checkpoints():
-        # It begins anew. There may have been a plugin, and be none now.
-        return {**{name: value for name, value in about.items() if name != "plugins"}, **here}
-    for name, now in here.items():
-        then = str(about.get(name, now))
-        about[name] = then if now in (then, *then.split(", ")) else f"{then}, {now}"
-    return about
+        _write(folder, run, read_config(folder.config)[1] if ended or begun else about)
 
 
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
@@ -108,16 +94,12 @@ def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
     write_atomically(folder.config, yaml.safe_dump(content, sort_keys=False))
 
 
-def describe_environment() -> dict[str, str]:
+@cache
+def describe_environment() -> Mapping[str, str]:
     """Return versions, commit and machine, as far as they can be found out.
 
     They are those of this process, which has loaded its code: what is changed later has no effect.
     """
-    return dict(_environment())
-
-
-@cache
-def _environment() -> Mapping[str, str]:
     return {
         "python": platform.python_version(),
         **{name: _package_version(name) for name in _PACKAGES},

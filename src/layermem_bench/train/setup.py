@@ -1,5 +1,6 @@
 """What a run's config becomes: a tokenizer and a model; and whether it can become them."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -72,30 +73,10 @@ def check_options(variant: str, model: Model) -> DecoderConfig:
     return saved
 
 
-def own_options(variant: str, model: Model) -> tuple[str, ...]:
-    """Return the options that make a variant another one: what a plain decoder does not have, with
-    another value than the variant has by itself; of one that is not registered here, all."""
-    try:
-        entry = lookup(variant)
-    except ValueError:
-        return model.options
-    of_all = {field.name for field in fields(lookup("plain").config)} | BUILT_WITH
-    usual = {field.name: field.default for field in fields(entry.config)}
-    return tuple(
-        f"{name}={text}"
-        for name, _, text in (option.partition("=") for option in model.options)
-        if name not in of_all and usual.get(name) != model.variant_fields()[name]
-    )
-
-
-def check_router_lr(run: Run) -> None:
-    """Raise if a run gives ``optim.router_lr`` and its new model has no parameter for it."""
-    if run.optim.router_lr is not None and not adds_parameters(run.variant, run.model):
-        shown = ":".join((run.variant, *run.model.options))
-        raise ValueError(
-            f"optim.router_lr={run.optim.router_lr:g} has no effect: {shown} adds no parameters to "
-            "the plain decoder; leave it out, or choose another --variant"
-        )
+def plain_options(options: Iterable[str]) -> tuple[str, ...]:
+    """Return those options, each NAME=VALUE, that a plain decoder has too."""
+    names = {field.name for field in fields(lookup("plain").config)} | BUILT_WITH
+    return tuple(option for option in options if option.partition("=")[0] in names)
 
 
 @cache

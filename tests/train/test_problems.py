@@ -15,9 +15,9 @@ from layermem_bench.config.run import Task
 from layermem_bench.evals.solving import attempt, evaluate
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.tasks.registry import get_task, vocabulary_and_length
-from layermem_bench.train.learning.text import ProblemDataset, build_problem_datasets
 from layermem_bench.train.loop import Loop
 from layermem_bench.train.run import train
+from layermem_bench.train.sequences import ProblemDataset, build_problem_datasets
 
 TASK = Task(
     name="arithmetic",
