@@ -86,7 +86,7 @@ def test_each_number_of_several_is_checked():
     [
         (["study", "tiny-lm", "--rates", "1e-3", "nan"], "rates"),
         (["study", "tiny-lm", "--rates", "-1e-3"], "rates"),
-        (["study", "tiny-lm", "--rates", "1e-3", "--decays", "inf"], "decays"),
+        (["study", "tiny-lm", "--rates", "1e-3", "inf"], "rates"),
         (["train", "tiny-lm", "--optim.router-lr", "-1"], "router"),
         (["train", "tiny-lm", "--optim.lr", "nan"], "lr"),
         (["train", "tiny-lm", "--optim.weight-decay", "inf"], "weight_decay"),

@@ -43,12 +43,12 @@ def study():
     base = Run(preset="made-up", max_steps=40, model=SIZES)
 
     def make(*boards, variants="plain,lime,hyper_connections", seeds=3, **changes):
-        rates, decays = changes.pop("rates", (1e-3, 1e-2)), changes.pop("decays", ())
+        rates = changes.pop("rates", (1e-3, 1e-2))
         conditions = changes.pop("conditions", ("tokens", "time", "parameters"))
         run = replace(base, **changes)
         return study_of_variants(
             [
-                board_of(replace(run, preset=name), variants, rates, decays, name=name)
+                board_of(replace(run, preset=name), variants, rates, name=name)
                 for name in boards or ("board",)
             ],
             range(seeds),

@@ -68,9 +68,6 @@ def test_arms_meet_under_each_condition(tmp_path, made_up, study):
     assert carry_out(study(), tmp_path, command="the command", launcher=made_up)[0] == result
     assert len(made_up.begun) == count and len(made_up.timed) == 1
     assert {run.seed for run in made_up.runs} == {0, 1, 2, CHOOSING_SEED}
-    # Elsewhere its runs are used.
-    same, _ = carry_out(study(), tmp_path / "new", [tmp_path], launcher=made_up)
-    assert len(made_up.begun) == count and table(same) == table(result)
 
 
 def test_an_interrupted_study_goes_on(tmp_path, made_up, study):
@@ -142,7 +139,8 @@ def test_more_seeds_are_another_look(tmp_path, made_up, study):
     assert again == three and looks(three) == ((0, 1, 2),)
     five, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
     assert looks(five) == ((0, 1, 2), (0, 1, 2, 3, 4))
-    fresh, _ = carry_out(asked(seeds=5), tmp_path / "fresh", [tmp_path], launcher=made_up)
+    (tmp_path / "studies" / "board" / "study.json").unlink()
+    fresh, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
     p, of_fresh = table(five)["lime"].p, table(fresh)["lime"].p
     assert p == pytest.approx(4 * of_fresh) and of_fresh > 0
     # Other learning rates make other runs, which were not looked at.
@@ -224,8 +222,8 @@ def test_a_run_is_found_however_it_was_carried_out(changes, tmp_path, caplog):
     record(tmp_path / "runs" / "begun", run=replace(RUN, seed=2), ended=False)
     (tmp_path / "runs" / "damaged").mkdir()
     (tmp_path / "runs" / "damaged" / "config.yaml").write_text("max_steps: 1\nnew_field: 1\n")
-    new = tmp_path / "new" / "x"
-    found = RecordedRuns(tmp_path / "new", [tmp_path / "runs"])
+    new = tmp_path / "runs" / "x"
+    found = RecordedRuns(tmp_path / "runs")
     others = [replace(RUN, seed=seed) for seed in range(3)]
     assert [found.path_of("x", run) for run in others] == [there, lost, new]
     assert found.path_of("x", replace(RUN, optim=Optim(lr=0.5))) == new
@@ -234,7 +232,5 @@ def test_a_run_is_found_however_it_was_carried_out(changes, tmp_path, caplog):
     path = RunFolder(lost).diverged
     path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": "another"}))
     record(new, run=RUN)
-    found = RecordedRuns(tmp_path / "new", [tmp_path / "runs"])
+    found = RecordedRuns(tmp_path / "runs")
     assert [found.path_of("x", run) for run in others[:2]] == [new, new]
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        RecordedRuns(tmp_path / "new", [tmp_path / "nowhere"])

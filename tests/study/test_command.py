@@ -87,25 +87,6 @@ def test_a_study_that_was_killed_goes_on(asked, tmp_path, monkeypatch):
     assert values[0] == values[1] and all(len(of) == 2 for of in values[0].values())
 
 
-def test_a_preset_is_trained_with_several_seeds(tmp_path, made_up, capsys, monkeypatch):
-    use(made_up, monkeypatch)
-    asked = ["train", "tiny-lm", "--max-steps", "40", "--seeds", "1-3", "--out", str(tmp_path)]
-    cli.main(asked)
-    assert made_up.begun == [f"tiny-lm/lime-s{seed}" for seed in (1, 2, 3)]
-    result = read_result(StudyResult, tmp_path / "studies" / "tiny-lm-lime")
-    losses = [run.metrics[LOSS] for run in result.runs]
-    assert losses == pytest.approx([made_up.loss(run) for run in made_up.runs])
-    assert result.seeds == (1, 2, 3) and "lime" in capsys.readouterr().out
-    # It goes on, and with more seeds; a study of the preset finds its runs.
-    cli.main([*asked[:5], "0-3", *asked[6:]])
-    assert made_up.begun[3:] == ["tiny-lm/lime-s0"]
-    cli.main(["study", *asked[1:4], "--variants", "lime,plain", "--seeds", "2", *asked[6:]])
-    assert made_up.begun[4:] == ["tiny-lm/plain-s0", "tiny-lm/plain-s1"]
-    for wrong, named in (("--seeds=3-1", "3-1"), ("--resume", "--resume"), ("--variant=a", "'a'")):
-        with pytest.raises(SystemExit, match=named):
-            cli.main([*(asked if "seeds" not in wrong else asked[:4]), wrong, *asked[6:]])
-
-
 def test_options_of_a_runs_variant_are_of_no_other_arm(tmp_path, made_up, monkeypatch):
     use(made_up, monkeypatch)
     model = replace(SIZES, options=("router_grain=layer", "attention_bias=true"))
@@ -134,13 +115,10 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
         (["tiny-lm", "--seeds", "0"], "seeds"),
         (["tiny-lm", "--seeds", "1000", "--seed", "1"], "1000"),
         (["tiny-lm", "--rates", "0"], "rates"),
-        (["tiny-lm", "--decays", "0", "0.1"], "--rates"),
         (["tiny-lm", "--variants", "plain,lame"], "'lame'"),
-        (["tiny-lm", "--runs", "nowhere"], "nowhere"),
         (["aet-44"], "'aet-44'"),
         (["tiny-lm,aet-44"], "'aet-44'"),
-        (["recall,mqar"], "tiny-mqar, tiny-mqar"),
-        (["recipe", "--decays", "0.1"], "--decays"),
+        (["tiny-mqar,mqar"], "tiny-mqar, tiny-mqar"),
         (["paper/table7", "--conditions", "time"], "--conditions"),
         (["paper/table77"], "table77"),
     ],

@@ -39,8 +39,7 @@ def test_what_is_still_to_come_is_counted(tmp_path, made_up, study):
     (between,) = estimate(study(), tmp_path)
     assert (between.trials, between.counting) == (6, 18)
     assert (between.recorded, between.failed) == (23, 1)
-    # Runs that lie elsewhere need not be trained.
-    (new,) = estimate(study(conditions=("tokens",)), tmp_path / "new", [tmp_path])
+    (new,) = estimate(study(conditions=("tokens",)), tmp_path)
     assert (new.recorded, new.counting) == (14, 9)
 
 

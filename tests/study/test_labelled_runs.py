@@ -16,7 +16,6 @@ from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, 
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.labelled_runs import (
     arms_of_same_seeds,
-    compare_runs,
     find_runs,
     gather_runs,
     labels_of,
@@ -24,7 +23,7 @@ from layermem_bench.study.labelled_runs import (
 
 
 def compared(tmp_path, *runs, **more):
-    return compare_runs(runs, tmp_path / "out", command="layermem report", **more)
+    return gather_runs(runs, tmp_path / "out", command="layermem report", **more)
 
 
 def arms_of(result, board=0):

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from launchers import InThisProcess, MadeUp
+from launchers import MadeUp
 from recorded import SIZES, record
 
 from layermem_bench.config.run import Compute, Run
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.study import executors, launching
+from layermem_bench.study import launching
 from layermem_bench.study.executors import Command, LocalProcesses
 from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import read_divergence
@@ -88,10 +88,9 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
     runs = {"good": RUN, "bad": replace(RUN, seed=1), "worse": replace(RUN, seed=2)}
     with pytest.raises(RuntimeError, match=r"2 of 3 runs failed: bad .*no disk; worse .*bad/err"):
         train_missing(runs, tmp_path, made_up)
-    assert (tmp_path / "good" / "final").exists()
     made_up.begun.clear()
     made_up.does = lambda run: "ends"
-    assert train_missing(runs, tmp_path, made_up).keys() == runs.keys()
+    train_missing(runs, tmp_path, made_up)
     assert made_up.begun == ["bad", "worse"]
 
 
@@ -197,25 +196,10 @@ def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path,
 
 def test_an_executor_with_room_gets_all_runs_at_once(tmp_path):
     """As an array of jobs of a cluster would be."""
-    batches = []
-
-    class Cluster(MadeUp):
-        def room(self):
-            return 100
-
-        def start(self, commands):
-            if commands:
-                batches.append(list(commands))
-            super().start(commands)
-
+    made_up = MadeUp()
+    made_up.room = lambda: 100
+    batches, start = [], made_up.start
+    made_up.start = lambda commands: (batches.append([*commands]), start(commands))
     runs = {f"s{seed}": replace(RUN, seed=seed) for seed in range(5)}
-    train_missing(runs, tmp_path, Cluster())
-    assert batches == [list(runs)]
-
-
-def test_what_is_recorded_is_not_trained_again(tmp_path):
-    record(tmp_path / "one", run=RUN)
-    here = InThisProcess()
-    train_missing({"one": RUN}, tmp_path, here)
-    assert not here.begun
-    assert executors.is_taken(tmp_path / "one") is False
+    train_missing(runs, tmp_path, made_up)
+    assert batches[0] == [*runs] and not any(batches[1:])

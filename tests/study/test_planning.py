@@ -14,7 +14,6 @@ from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.presets import get_preset
 from layermem_bench.report.study_tables import rates_table
 from layermem_bench.results.run_folder import load_run
-from layermem_bench.results.study import TriedRates
 from layermem_bench.study.boards import board_of, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.planning import (
@@ -34,39 +33,31 @@ def loss(run):
     """Plain is best at 0.01, LIMe at 0.001; its routers at 0.01."""
     best = 2 if run.variant == "plain" else 3
     return (
-        1
-        + abs(math.log10(run.optim.lr) + best)
-        + abs(math.log10(run.optim.router_lr or 1e-2) + 2)
-        + abs(run.optim.weight_decay - (0.1 if run.variant == "lime" else 0.0))
+        1 + abs(math.log10(run.optim.lr) + best) + abs(math.log10(run.optim.router_lr or 1e-2) + 2)
     )
 
 
-def study(variants, rates, decays=(0.1,), seeds=(0, 1)):
-    return study_of_variants([board_of(RUN, variants, rates, decays)], seeds, ("tokens",))
+def study(variants, rates, seeds=(0, 1)):
+    return study_of_variants([board_of(RUN, variants, rates)], seeds, ("tokens",))
 
 
-def test_each_arm_takes_its_best_rate_and_decay(tmp_path):
+def test_each_arm_takes_its_best_rate(tmp_path):
     made_up = MadeUp(loss, lambda run: "diverges" if run.optim.lr == 1.0 else "ends")
-    asked = study("plain,lime", (0.001, 0.01, 1.0), (0.0, 0.1), seeds=(3,))
+    asked = study("plain,lime", (0.001, 0.01, 1.0), seeds=(3,))
     result, failure = carry_out(asked, tmp_path, launcher=made_up)
-    tried = {(each.arm, each.decay): each for each in result.boards[0].tried}
-    assert failure is None and {key: each.chosen for key, each in tried.items()} == {
-        ("plain", 0.0): 0.01,
-        ("plain", 0.1): None,
-        ("lime", 0.0): None,
-        ("lime", 0.1): 0.001,
-    }
-    assert tried["plain", 0.1].losses == (pytest.approx(2.1), pytest.approx(1.1), None)
-    assert made_up.begun[12:] == ["made-up/plain-lr0.01-wd0-s3", "made-up/lime-lr0.001-wd0.1-s3"]
+    tried = {each.arm: each for each in result.boards[0].tried}
+    assert failure is None and [each.chosen for each in tried.values()] == [0.01, 0.001]
+    assert tried["plain"].losses == (pytest.approx(2), pytest.approx(1), None)
+    assert made_up.begun[6:] == ["made-up/plain-lr0.01-s3", "made-up/lime-lr0.001-s3"]
     for name, expected, conditions in (
-        ("plain-lr0.01-wd0-s3", (0.01, 0.0, 3), ("tokens",)),
-        ("rates/plain-lr0.01-wd0.1-s1000", (0.01, 0.1, 1000), ()),
+        ("plain-lr0.01-s3", (0.01, 3), ("tokens",)),
+        ("rates/plain-lr0.01-s1000", (0.01, 1000), ()),
     ):
         run = load_run(tmp_path / "made-up" / name / "config.yaml")
-        assert (run.optim.lr, run.optim.weight_decay, run.seed) == expected
+        assert (run.optim.lr, run.seed) == expected
         assert run.labels == Labels(board="made-up", conditions=conditions, arm="plain")
     # What chose a rate is in no mean; what diverged would do so again, and is not run again.
-    assert {run.name for run in result.runs if not run.conditions} == {*made_up.begun[:12]}
+    assert {run.name for run in result.runs if not run.conditions} == {*made_up.begun[:6]}
     made_up.begun.clear()
     again, _ = carry_out(asked, tmp_path, launcher=made_up)
     assert again == result and not made_up.begun
@@ -93,25 +84,18 @@ def test_each_arm_has_as_many_trials(tmp_path):
     assert of_lime[1].endswith(" (own 0.013)") and of_lime[-1].endswith(f"own {lime.own_chosen:g}")
 
 
-def test_the_best_of_all_pairs_is_taken():
-    told = tried_rates(
-        "plain",
-        {
-            **{Tried(0.01, 0.0): 2.0, Tried(0.1, 0.0): 1.5},
-            **{Tried(0.01, 0.1): 1.25, Tried(0.1, 0.1): math.inf},
-            **{Tried(0.01, 0.5): math.inf, Tried(0.1, 0.5): math.nan},
-        },
-    )
-    assert [(each.decay, each.chosen) for each in told] == [(0.0, None), (0.1, 0.01), (0.5, None)]
-    assert told[2].losses == (None, None)
-    board = board_of(RUN, "plain", (0.01, 0.1), (0.0, 0.1, 0.5))
-    assert choices_of(board, told) == ({"plain": Tried(0.01, 0.1)}, frozenset())
-    lost = TriedRates(arm="plain", rates=(0.01, 0.1), losses=(None, None), chosen=None)
+def test_the_best_finite_loss_is_chosen():
+    losses = {Tried(0.01): 2.0, Tried(0.1): 1.5, Tried(1.0): math.inf, Tried(2.0): math.nan}
+    told = tried_rates("plain", losses)
+    assert (told.chosen, told.losses) == (0.1, (2.0, 1.5, None, None))
+    board = board_of(RUN, "plain", (0.01, 0.1, 1.0, 2.0))
+    assert choices_of(board, [told]) == ({"plain": Tried(0.1)}, frozenset())
+    lost = tried_rates("plain", {Tried(0.01): math.inf, Tried(0.1): math.nan})
     assert choices_of(board, [lost]) == ({}, frozenset({"plain"}))
 
 
 def test_a_run_that_failed_decides_no_choice_and_is_tried_again(tmp_path):
-    bad = "made-up/rates/plain-lr0.01-wd0.1-s1000"
+    bad = "made-up/rates/plain-lr0.01-s1000"
     made_up = MadeUp(loss, lambda run: "ends")
     made_up.does = lambda run: "" if (run.variant, run.optim.lr) == ("plain", 0.01) else "ends"
     asked = study("plain,lime", (0.001, 0.01))

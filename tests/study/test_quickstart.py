@@ -10,7 +10,6 @@ import pytest
 from launchers import InThisProcess, use
 
 from layermem_bench import cli
-from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import StudyResult
@@ -42,7 +41,7 @@ def test_it_trains_prints_and_writes_a_page(done):
     first = [run_of(out, variant).rows()[0] for variant in ("plain", "lime")]
     assert first[0]["tokens"] == first[1]["tokens"]
     text = (out / "index.html").read_text()
-    for said in ("How they learn", "What it costs", "first three that LIMe", results[1]["run_id"]):
+    for said in ("How they learn", "What it costs", results[1]["run_id"]):
         assert said in text
     # Right answers, four curves, the routers.
     assert text.count("<svg") == 6 and len(text) < 1_000_000
@@ -70,15 +69,3 @@ def test_what_is_said_follows_from_the_figures(done, lime, plain, said):
         )
     sentence = quickstart.sentence(replace(result, runs=tuple(runs)))
     assert said in sentence and f"LIMe {lime:.1%}" in sentence
-
-
-def test_a_trained_model_solves_other_problems(done, tmp_path):
-    asked = ["eval", str(run_of(done[1], "lime").path), "--tasks", "arithmetic"]
-    asked += ["--out", str(tmp_path), "--limit", "5"]
-    cli.main([*asked, "--task-options", "operands=3", "--split", "validation"])
-    (part,) = read_result(EvalResult, tmp_path).parts
-    counts = {row.name: score.count for row in part.rows for score in row.scores.values()}
-    assert counts == {"operands: 3": 5, "all": 5}
-    for more, named in ((["operand=3"], "operand"), (["held_out=expression"], "held_out")):
-        with pytest.raises(SystemExit, match=named):
-            cli.main([*asked, "--task-options", *more])

@@ -1,9 +1,6 @@
 """`layermem quickstart`: the effect in minutes, as a table and a page."""
 
 import logging
-import os
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,15 +46,10 @@ def quickstart(options: Quickstart, command: str) -> None:
     study = page.study_of_quickstart(
         seed=options.seed, epochs=options.epochs, examples=options.examples, test=options.test
     )
-    result, failure = carry_out(study, out, (), command, executor_of(Launching(jobs=options.jobs)))
+    result, failure = carry_out(study, out, command, executor_of(Launching(jobs=options.jobs)))
     if failure:
         raise RuntimeError(failure)
     show(page.table(result))
     logger.info("\n%s\n", page.sentence(result))
     write(page.build(result), out)
-    program = os.path.relpath(Path(sys.executable).with_name("layermem"))
-    called = "layermem" if shutil.which("layermem") else program
-    logger.info("to go on: %s", page.FURTHER[0].replace("layermem", called, 1))
-    if called != "layermem":
-        activate = Path(program).with_name("activate")
-        logger.info("after `. %s` the command is layermem", activate)
+    logger.info("to go on (with `%s`): %s", page.ACTIVATE, page.FURTHER[0])

@@ -28,7 +28,7 @@ class Report:
 
 def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or all their values."""
-    from layermem_bench.study.labelled_runs import compare_runs, gather_runs
+    from layermem_bench.study.labelled_runs import gather_runs
 
     if options.table is not None:
         from layermem_bench.results.files import read_result
@@ -40,5 +40,5 @@ def report(options: Report, command: str) -> None:
             results.append(gather_runs(folders, command=command))
         logger.info("%s: %d rows", options.table, write_table(results, options.table))
     else:
-        result = compare_runs(options.runs, options.out, against=options.against, command=command)
+        result = gather_runs(options.runs, options.out, against=options.against, command=command)
         show_result(result, options.out)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
 
     from layermem_bench.config.run import Run
-    from layermem_bench.report.page import Page, Section, Table
+    from layermem_bench.report.page import Page, Table
     from layermem_bench.results.study import StudyResult
     from layermem_bench.study.estimates import Estimate
 
@@ -35,32 +34,24 @@ def screen() -> "Console":
 
 
 @contextmanager
-def bars(*columns: "ProgressColumn") -> "Iterator[Progress]":
-    """Show bars on standard error until the end, below what is logged meanwhile."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from layermem_bench.train.progress import logs_above
-
-    before = sys.stderr
-    shown = Progress(*columns, console=Console(stderr=True), transient=True)
-    with shown, logs_above(before):
-        yield shown
-
-
-@contextmanager
 def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], None]]:
     """Show on standard error what a command is doing, ``first`` at the beginning.
 
     What is yielded is called with what is being done now, how much is done, and of how much, where
     that is known. Transformers shows no bars of its own meanwhile.
     """
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
+    from layermem_bench.train.progress import logs_above
+
     transformers_logging.disable_progress_bar()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with bars(*columns) as shown:
+    before, columns = sys.stderr, (TextColumn("{task.description}"), BarColumn())
+    on_stderr = Console(stderr=True)
+    shown = Progress(*columns, TimeElapsedColumn(), console=on_stderr, transient=True)
+    # What is logged meanwhile is above the bar.
+    with shown, logs_above(before):
         bar = shown.add_task(first, total=None)
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:
@@ -111,18 +102,15 @@ def write(page: "Page", folder: Path) -> None:
     logger.info("the page: %s", path.resolve())
 
 
-def show_result(result: "StudyResult", folder: Path, further: "Sequence[Section]" = ()) -> None:
-    """Print the tables of a study and what came out, and write its page into a folder.
-
-    ``further``: sections of the page about what else was given.
-    """
+def show_result(result: "StudyResult", folder: Path) -> None:
+    """Print the tables of a study and what came out, and write its page into a folder."""
     from layermem_bench.report import study as report
     from layermem_bench.report.study_tables import INTERVALS
 
     for table in report.tables(result):
         show(table)
     screen().print(f"{INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
-    write(report.build(result, further), folder)
+    write(report.build(result), folder)
 
 
 def show_estimate(run: "Run") -> None:

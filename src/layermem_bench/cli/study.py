@@ -1,10 +1,8 @@
 """`layermem study`: arms side by side, seed by seed, as a table and a page.
 
 Options that all studies have (``Carrying``), those of variants (``Arms``), and each kind's own few.
-`layermem train PRESET --seeds 0-2` is a study too: of one arm.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,6 @@ from layermem_bench.study.hosts import WAYS, Way, study_of_retrofit
 from layermem_bench.study.recipe import ARMS, boards_of_recipe
 
 if TYPE_CHECKING:
-    from layermem_bench.config.run import Run
     from layermem_bench.study.definition import Board, Study
 
 
@@ -50,12 +47,9 @@ class Carrying(Launching):
     width of the mlp). None given: tokens; on several boards all, of retrofit also time."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print how many runs there are, which are recorded, what the others take; train nothing."""
-    track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers that get the metrics of every run (pip install layermem[track])."""
-    runs: tuple[Path, ...] = ()
-    """Further folders whose runs are used where they are the same."""
     out: Path = Path("runs")
-    """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/studies/STUDY."""
+    """Folder of the runs, OUT/BOARD/RUN, of which recorded ones are not run again, and of the
+    result, OUT/studies/STUDY."""
 
     def range_of_seeds(self, first: int = 0) -> range:
         """Return the seeds."""
@@ -73,13 +67,10 @@ class Arms(Carrying):
     """Learning rates that every arm tries on a seed kept for that; each takes its best by
     validation loss. One alone is taken by all. None given: the board's; on several boards all try
     1e-3, 3e-3, 1e-2 and 3e-2."""
-    decays: tuple[float, ...] = number((), at_least(0))
-    """Weight decays to try with every rate; each arm takes the best pair. None: the board's."""
     trials: int | None = number(None, at_least(2))
     """How many rates between the lowest and the highest of --rates every arm tries, each with
-    another for the parameters that it adds. None: the --rates, with the variants' own rates."""
-    own_rates: tuple[float, float] = number((1e-3, 3e-2), above(0))
-    """Lowest and highest learning rate of parameters that an arm adds, for --trials."""
+    another (1e-3 to 3e-2) for the parameters that it adds. None: the --rates,
+    with the variants' own rates."""
 
     def study_of(
         self,
@@ -92,8 +83,7 @@ class Arms(Carrying):
         """Return the study of some boards, at these conditions and rates where none were given."""
         from layermem_bench.study.boards import study_of_variants
 
-        tries = {name: getattr(self, name) for name in ("decays", "trials", "own_rates")}
-        boards = [replace(board, rates=self.rates or rates, **tries) for board in boards]
+        boards = [replace(board, rates=self.rates or rates, trials=self.trials) for board in boards]
         return study_of_variants(boards, self.range_of_seeds(first), self.conditions or conditions)
 
 
@@ -254,42 +244,16 @@ def parse(args: Sequence[str]) -> Any:
 
 
 def study(options: Any, command: str) -> None:
-    """Carry out a study, or say what it would take."""
-    carry_out_and_show(options.study(), options, command)
-
-
-def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) -> None:
-    """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
-    from layermem_bench.study.boards import as_named_arm, board_of_one, study_of_variants
-    from layermem_bench.study.planning import name_in_folders
-
-    if run.host.model is None:
-        run = as_named_arm(run)
-    named = re.fullmatch(r"(\d+)(?:-(\d+))?", seeds)
-    of = range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
-    if not of:
-        raise ValueError(f"--seeds must be FIRST-LAST, such as 0-2, got {seeds}")
-    board = board_of_one(run)
-    asked = study_of_variants([board], of, ("tokens",))
-    # A name of its own: the study of the preset's variants keeps its result.
-    asked = replace(asked, name=f"{asked.name}-{name_in_folders(board.arms[0].name)}")
-    carry_out_and_show(asked, Carrying(out=out, dry_run=dry_run), command)
-
-
-def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
-    """Train what is missing, print the tables of results, and write the page about them."""
-    if options.track:
-        boards = (
-            replace(board, base=replace(board.base, track=options.track)) for board in asked.boards
-        )
-        asked = replace(asked, boards=tuple(boards))
+    """Train what is missing, print the tables of results, and write the page about them; or say
+    what that would take."""
+    asked = options.study()
     if options.dry_run:
         _estimate(asked, options)
         return
     from layermem_bench.study.carrying_out import carry_out, result_folder
     from layermem_bench.study.executors import executor_of
 
-    result, failure = carry_out(asked, options.out, options.runs, command, executor_of(options))
+    result, failure = carry_out(asked, options.out, command, executor_of(options))
     show_result(result, result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)
@@ -301,7 +265,7 @@ def _estimate(asked: "Study", options: Carrying) -> None:
     from layermem_bench.report.numbers import format_duration
     from layermem_bench.study.estimates import estimate
 
-    boards = estimate(asked, options.out, options.runs)
+    boards = estimate(asked, options.out)
     show_estimates(boards)
     runs = sum(each.trials + each.counting for each in boards)
     left = runs - sum(each.recorded for each in boards)

@@ -18,7 +18,6 @@ import tyro
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import show_estimate
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
-from layermem_bench.cli.study import train_seeds
 from layermem_bench.config.run import Run
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ class Train(StartingRun):
     """Train one model: a preset, or the config of a run, with options on top. With --host.model a
     model of transformers goes on training, with layer memory or without.
 
-    Every option but --out, --seeds, --resume and --dry-run is a field of the run's config.
+    Every option but --out, --resume and --dry-run is a field of the run's config.
     """
 
     out: Path | None = None
@@ -39,27 +38,16 @@ class Train(StartingRun):
     """Go on from the newest checkpoint in the folder, which may stand in place of a preset."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print how long the run would take here; train nothing but some timed steps."""
-    seeds: str | None = None
-    """Several seeds in place of --seed: FIRST-LAST (0-2), one after the other into OUT/PRESET
-    (OUT: runs), with their mean at the end. Ended runs are not run again, begun ones go on."""
 
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a run, an instance of its dataclass."""
-    if {"--seed", "--seeds"} <= {arg.partition("=")[0] for arg in args}:
-        raise ValueError("--seeds takes the place of --seed: give one of them")
-    default = with_base_run(Train, "train", args)
-    return read_options(Train, "train", args, default)
+    return read_options(Train, "train", args, with_base_run(Train, "train", args))
 
 
 def train(options: Train, command: str) -> None:
     """Train a run and print its folder."""
     run = resolve_run(options)
-    if options.seeds is not None:
-        if options.resume:
-            raise ValueError("--resume goes on with one run; --seeds go on anyway: leave it out")
-        train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
-        return
     out = Path(options.preset) if is_run_folder(options.preset) else _default_folder(run)
     if run.host.model is None:
         from layermem_bench.study.boards import as_named_arm

@@ -6,17 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from layermem.models.registry import BUILT_WITH, check_names, list_variants, lookup
-from layermem_bench.config.run import Model, Run, merged
+from layermem_bench.config.run import Model, Run
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
-from layermem_bench.presets import names as presets
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import plain_parameters, with_parameters
 from layermem_bench.study.recipe import VARIANTS, with_recipe
 from layermem_bench.train.setup import adds_parameters, check_options
 
-OTHER_NAMES = {"recall": "mqar"}
-"""Boards that are called otherwise than their presets."""
 _SHAPE = re.compile(r"(?P<layers>[1-9]\d*)x(?P<width>[1-9]\d*)")
 
 
@@ -62,7 +59,13 @@ def as_named_arm(run: Run) -> Run:
             f"a run trains one variant, got {run.variant}; several are for layermem study"
         )
     ((name, (variant, options)),) = arms.items()
-    model = replace(run.model, options=merged(run.model.options, options))
+    both = {each.partition("=")[0] for each in options} & run.model.variant_fields().keys()
+    if both:
+        raise ValueError(
+            f"--variant {name} says {', '.join(sorted(both))} itself: give it there "
+            f"({name}:NAME=VALUE), not as --model.options"
+        )
+    model = replace(run.model, options=(*run.model.options, *options))
     labels = run.labels if run.labels.arm else replace(run.labels, arm=name)
     return replace(run, variant=variant, model=model, labels=labels)
 
@@ -101,7 +104,6 @@ def board_of(
     run: Run,
     variants: str,
     rates: Sequence[float] = (),
-    decays: Sequence[float] = (),
     *,
     name: str = "",
     shape: str = "",
@@ -112,7 +114,6 @@ def board_of(
         base=run,
         arms=arms_of_variants(variants, run),
         rates=tuple(rates),
-        decays=tuple(decays),
         shape=shape,
     )
 
@@ -136,7 +137,7 @@ def open_boards(names: Sequence[str], variants: str) -> list[Board]:
             raise ValueError(
                 f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
             )
-        run = get_preset(preset if preset in presets() else OTHER_NAMES.get(preset, preset))
+        run = get_preset(preset)
         if shape:
             run = reshaped(run, *map(int, shape.split("x")))
             first = firsts.setdefault(run.preset, run)

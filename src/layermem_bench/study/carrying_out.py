@@ -4,21 +4,20 @@ An arm that diverged at every rate is not trained further. Runs that fail are in
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from layermem_base.files import write_atomically
 from layermem_bench.efficiency.model_sizes import unknown_size
 from layermem_bench.results.files import to_json
-from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredSteps, StudyResult
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.executors import Executor, Launching, executor_of
 from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
 from layermem_bench.study.launching import train_missing
-from layermem_bench.study.records import RecordedRuns, naming_damage
+from layermem_bench.study.records import RecordedRuns
 from layermem_bench.study.steps import STEPS, measured_steps
 
 logger = logging.getLogger(__name__)
@@ -32,16 +31,15 @@ def result_folder(study: Study, out: Path) -> Path:
 def carry_out(
     study: Study,
     out: Path,
-    runs: Sequence[Path] = (),
     command: str = "",
     launcher: Executor | None = None,
 ) -> tuple[StudyResult, str | None]:
     """Train what is missing; return the result, and what failed (None: nothing).
 
-    ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
-    where they are the same. ``launcher``: None: processes here, one at once.
+    ``out``: folder of the runs, whose ended ones are found by their ids, and of the result.
+    ``launcher``: None: processes here, one at once.
     """
-    recorded, folder = RecordedRuns(out, runs), result_folder(study, out)
+    recorded, folder = RecordedRuns(out), result_folder(study, out)
     check_conditions(study)
     done: dict[str, planning.Done] = {}
     failures: list[str | None] = []
@@ -49,8 +47,6 @@ def carry_out(
         attempts: planning.Plan = {}
         steps: dict[str, MeasuredSteps] = {}
         for board in stage:
-            if board.prepare is not None:
-                board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
             if "time" in study.conditions:
                 arms = {arm.name: arm.change(board.base) for arm in board.arms}
@@ -104,31 +100,26 @@ def _plan(
     at_tokens = planning.counting_runs(
         board, study.seeds, choices, recorded.path_of, before.choices if before else None
     )
+    by_condition = {
+        condition: planning.at_condition(condition, at_tokens, board, steps)
+        for condition in study.conditions
+    }
     return planning.Done(
         board=board,
         tried=tried,
         choices=choices,
         lost=lost,
-        by_condition={
-            condition: planning.at_condition(condition, at_tokens, board, steps)
-            for condition in study.conditions
-        },
+        runs=planning.with_conditions(by_condition),
         steps=steps,
     )
 
 
 def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Executor) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
-    own = {}
-    for name, planned in plan.items():
-        folder = recorded.folder_of(name, planned.run)
-        if folder.path == recorded.out / name:
-            own[name] = planned.run
-            if folder.config.exists():
-                with naming_damage(folder):
-                    recorded_run(folder)
-    if len(own) < len(plan):
-        logger.info("%d of %d runs are recorded elsewhere", len(plan) - len(own), len(plan))
+    runs = {name: planned.run for name, planned in plan.items()}
+    own = {n: run for n, run in runs.items() if recorded.path_of(n, run) == recorded.out / n}
+    if len(own) < len(runs):
+        logger.info("%d of %d runs are recorded by other names", len(runs) - len(own), len(runs))
     try:
         if own:
             train_missing(own, recorded.out, launcher)

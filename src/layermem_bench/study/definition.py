@@ -48,38 +48,26 @@ class Board:
     arms: tuple[Arm, ...]
     rates: tuple[float, ...] = number((), above(0))
     """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
-    decays: tuple[float, ...] = number((), at_least(0))
-    """Weight decays that are tried with every rate; empty: the base's."""
     trials: int | None = number(None, at_least(2))
     """How many settings every arm tries between the lowest and the highest of ``rates``; None: each
-    of these, with each of the decays."""
-    own_rates: tuple[float, float] = number((1e-3, 3e-2), above(0))
-    """Lowest and highest learning rate that trials try for parameters that an arm adds."""
+    of these."""
     starts_from: "Board | None" = None
     """Board whose run of the same arm and seed each run starts from; None: new weights."""
     shape: str = ""
     """LAYERSxWIDTH, where it is a preset in another shape."""
-    prepare: Callable[[], None] | None = None
-    """Raises early where something that its runs need is missing."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
         names = [arm.name for arm in self.arms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"{self.name}: arms must be given and differ, got {', '.join(names)}")
-        counts = [len(self.rates_of(arm)) for arm in self.arms]
-        if self.decays and not any(counts):
-            raise ValueError("weight decays are tried with learning rates: name some (--rates)")
-        if self.trials is None:
-            return
-        if min(counts) < 2 or self.decays or self.base.optim.router_lr is not None:
+        fewest = min(len(self.rates_of(arm)) for arm in self.arms)
+        if self.trials is not None and (fewest < 2 or self.base.optim.router_lr is not None):
             raise ValueError(
                 "--trials tries learning rates between the lowest and the highest of --rates, and "
-                "those of what arms add: name two --rates, and leave --decays and "
-                "--optim.router-lr out; --trials None tries the --rates themselves"
+                "those of what arms add: name two --rates, and leave --optim.router-lr out; "
+                "--trials None tries the --rates themselves"
             )
-        if self.own_rates[0] >= self.own_rates[1]:
-            raise ValueError(f"--own-rates are the lowest and the highest, got {self.own_rates}")
 
     def rates_of(self, arm: Arm) -> tuple[float, ...]:
         """Return the learning rates that an arm tries."""

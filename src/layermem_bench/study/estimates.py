@@ -111,12 +111,12 @@ def _state(name: str, run: Run, recorded: RecordedRuns) -> RunRecord:
     return standing(name, run, folder)
 
 
-def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimate]:
+def estimate(study: Study, out: Path) -> list[Estimate]:
     """Return what each board would take; what carrying the study out would refuse is refused."""
     check_conditions(study)
-    planned = planned_states(study, RecordedRuns(out, runs)).values()
+    planned = planned_states(study, RecordedRuns(out)).values()
     return [
-        _estimate(board, [each for each in planned if each[0].board == board.name], (out, *runs))
+        _estimate(board, [each for each in planned if each[0].board == board.name], [out])
         for board in chain.from_iterable(planning.stages(study.boards))
     ]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.config.run import Run
+from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results import study as results
 from layermem_bench.results.files import read_result
 from layermem_bench.results.intervals import further_looks
@@ -30,13 +30,12 @@ from layermem_bench.results.study import (
 )
 from layermem_bench.study.costs import costs_of_arms, model_fields
 from layermem_bench.study.definition import Observed, Records, Study, Trained, metric_of
-from layermem_bench.study.planning import Done, parameters, trials
+from layermem_bench.study.planning import Done, Plan, parameters, trials
 from layermem_bench.study.records import (
     RecordedRuns,
     check_comparable,
     read_record,
     standing,
-    trained_on,
 )
 from layermem_bench.train.host_models import load_host
 from layermem_bench.train.run_config import check_same_run
@@ -70,13 +69,11 @@ def gather(
     """Return what came of a study; ``before``: the result that this one in ``folder`` replaces."""
     boards, runs = [], list[RunRecord]()
     for of_board in done.values():
-        tried = _read({n: p.run for n, p in trials(of_board.board).items()}, recorded)
-        counting = _read({n: p.run for n, p in of_board.counting.items()}, recorded)
-        ended = [each.folder for each in (*tried, *counting) if each.record.state == "ended"]
-        check_comparable(ended)
-        boards.append(_board_of_study(of_board, counting, before, study.seeds))
-        runs += [replace(t.record, validations=(), solved=None, about={}) for t in tried]
-        runs += [each.record for each in counting]
+        tried, members = (_read(plan, recorded) for plan in (trials(of_board.board), of_board.runs))
+        check_comparable(each.folder for each in (*tried, *members) if each.record.state == "ended")
+        boards.append(_board_of_study(study, of_board, members, before))
+        runs += [replace(each.record, validations=(), solved=None, about={}) for each in tried]
+        runs += [each.record for each in members if each.record.arm not in of_board.lost]
     trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
     seen = list(study.observe(trained) if study.observe else ())
     observed = [each for each in seen if isinstance(each, Observed)]
@@ -99,10 +96,11 @@ def gather(
     )
 
 
-def _read(plan: Mapping[str, Run], recorded: RecordedRuns) -> list[Labelled]:
+def _read(plan: Plan, recorded: RecordedRuns) -> list[Labelled]:
     """Return planned runs with what they recorded, wherever they lie and stand."""
     members = []
-    for name, run in plan.items():
+    for name, planned in plan.items():
+        run = planned.run
         folder = recorded.folder_of(name, run)
         record = standing(name, run, folder)
         if record.state == "ended":
@@ -127,29 +125,24 @@ def _by_arm(runs: Iterable[RunRecord], condition: str) -> Records:
 
 
 def _board_of_study(
-    done: Done, counting: Sequence[Labelled], before: StudyResult | None, seeds: Sequence[int]
+    study: Study, done: Done, members: Iterable[Labelled], before: StudyResult | None
 ) -> results.Board:
-    """Return a board with what its study knows: rates, times, arms of which no run has ended."""
-    folders = {each.record.name: each.folder for each in counting}
-    planned = {
-        condition: [(each.run, folders.get(name, RunFolder(name))) for name, each in plan.items()]
-        for condition, plan in done.by_condition.items()
-    }
-    made = board_of_runs(done.board.name, counting, planned, before, seeds)
-    trained = _trained_by_hosts(run for run, _ in next(iter(planned.values())))
-    notes = {arm.name: _LOST if arm.name in done.lost else arm.note for arm in done.board.arms}
-    conditions = []
-    for condition in made.conditions:
-        arms = [
-            replace(
-                arm,
-                parameters=trained.get(arm.name, arm.parameters),
-                rate=done.choices[arm.name].rate if arm.name in done.choices else None,
-                note=notes[arm.name],
-            )
-            for arm in condition.arms
-        ]
-        conditions.append(replace(condition, arms=tuple(arms)))
+    """Return a board with what its study knows: rates, times, notes of arms."""
+    arms = {arm.name: arm for arm in done.board.arms}
+    places = {name: place for place, name in enumerate(arms)}
+    members = sorted(members, key=lambda each: places[each.record.arm])
+    made = board_of_runs(done.board.name, members, study.conditions, before, study.seeds)
+    trained = _trained_by_hosts(members)
+
+    def known(arm: results.Arm) -> results.Arm:
+        return replace(
+            arm,
+            parameters=trained.get(arm.name, arm.parameters),
+            rate=done.choices[arm.name].rate if arm.name in done.choices else None,
+            note=_LOST if arm.name in done.lost else arms[arm.name].note,
+        )
+
+    conditions = (replace(each, arms=tuple(map(known, each.arms))) for each in made.conditions)
     return replace(
         made,
         conditions=tuple(conditions),
@@ -159,65 +152,77 @@ def _board_of_study(
     )
 
 
-def _trained_by_hosts(runs: Iterable[Run]) -> dict[str, int]:
+def _trained_by_hosts(members: Iterable[Labelled]) -> dict[str, int]:
     """Return how many parameters each arm trains of a model of transformers."""
-    arms = {run.labels.arm: run for run in runs}
     return {
-        arm: sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
-        for arm, run in arms.items()
-        if run.host.model is not None
+        arm: sum(p.numel() for p in load_host(each.run).parameters() if p.requires_grad)
+        for arm, each in _of_arms(members).items()
+        if each.run.host.model is not None
     }
+
+
+def _of_arms(members: Iterable[Labelled]) -> dict[str, Labelled]:
+    """Return a run of each arm: an ended one, of which can be read what the arm is, or any."""
+    arms: dict[str, Labelled] = {}
+    for each in members:
+        arm = each.record.arm
+        if arm not in arms or not arms[arm].folder.final.exists():
+            arms[arm] = each
+    return arms
 
 
 def board_of_runs(
     name: str,
     members: Sequence[Labelled],
-    by_condition: Mapping[str, Iterable[tuple[Run, RunFolder]]],
+    conditions: Iterable[str],
     before: StudyResult | None,
     seeds: Sequence[int],
 ) -> results.Board:
-    """Return a board of labelled runs, with the arms of each condition in the order of its runs."""
-    records = [each.record for each in members]
-    ended = [record for record in records if record.state == "ended"]
+    """Return a board of labelled runs; arms are in the order of their first runs."""
     looked_at = {
         condition.name: condition.looks
         for board in (before.boards if before else ())
         for condition in board.conditions
         if board.name == name
     }
-    conditions, of_arms = [], list[dict[str, tuple[Run, RunFolder]]]()
-    for condition, runs in by_condition.items():
-        arms: dict[str, tuple[Run, RunFolder]] = {}
-        for run, folder in runs:
-            # What an arm is can be read of an ended run.
-            if run.labels.arm not in arms or not arms[run.labels.arm][1].final.exists():
-                arms[run.labels.arm] = run, folder
-        of_arms.append(arms)
-        here = [record for record in records if condition in record.conditions]
-        looks = _looks(before, looked_at.get(condition, ()), here, seeds)
-        shown = tuple(_arm(arm, *at) for arm, at in arms.items())
-        conditions.append(Condition(name=condition, arms=shown, looks=looks))
-    first, _ = next(iter(of_arms[0].values()))
+    of_conditions = {
+        condition: [each for each in members if condition in each.record.conditions]
+        for condition in conditions
+    }
+    shown = [
+        Condition(
+            name=condition,
+            arms=tuple(map(_arm, _of_arms(here).values())),
+            looks=_looks(
+                before, looked_at.get(condition, ()), [each.record for each in here], seeds
+            ),
+        )
+        for condition, here in of_conditions.items()
+    ]
+    arms = _of_arms(next(iter(of_conditions.values())))
+    first = next(iter(arms.values())).run
+    ended = [each.record for each in members if each.record.state == "ended"]
+    learned = to_dict(first)["task" if first.task.name else "data"]
     digests = filter(None, (record.about.get("data") for record in ended))
     validations = (record.validations[0] for record in ended if record.validations)
     starts = {each.val_loss for each in validations if each.step == 0}
     return results.Board(
         name=name,
         metric=metric_of(first),
-        conditions=tuple(conditions),
+        conditions=tuple(shown),
         preset=first.preset,
-        data={**trained_on(first), "digest": next(digests, None)},
-        costs=costs_of_arms(of_arms[0]),
+        data={**learned, "digest": next(digests, None)},
+        costs=costs_of_arms({arm: (each.run, each.folder) for arm, each in arms.items()}),
         before=starts.pop() if len(starts) == 1 and first.host.model else None,
     )
 
 
-def _arm(name: str, run: Run, folder: RunFolder) -> results.Arm:
-    sizes = None
-    if run.host.model is None and run.labels.conditions != (AS_RECORDED,):
-        sizes = model_fields(run, folder)
+def _arm(labelled: Labelled) -> results.Arm:
+    run, sizes = labelled.run, None
+    if run.host.model is None and labelled.record.conditions != (AS_RECORDED,):
+        sizes = model_fields(run, labelled.folder)
     return results.Arm(
-        name=name,
+        name=labelled.record.arm,
         steps=run.max_steps,
         parameters=parameters(run, sizes) if sizes else None,
         width_of_mlp=sizes["intermediate_size"] if sizes else None,

@@ -1,7 +1,6 @@
 """The study of ways of going on training a model of transformers.
 
-Memory starts as the identity, so that all arms of a seed start from one loss. What needs torch is
-imported in functions: the command line reads its options from here.
+Memory starts as the identity, so that all arms of a seed start from one loss.
 """
 
 import re
@@ -62,8 +61,7 @@ def study_of_retrofit(
     )
     name = "retrofit-" + re.sub(r"[^\w.-]", "-", Path(str(host.model)).name)
     memory = host.memory if host.window is None else f"{host.memory}, window {host.window}"
-    check = partial(_check, [arm.change(base) for arm in arms])
-    board = Board(name=name, base=base, arms=arms, rates=tuple(rates), prepare=check)
+    board = Board(name=name, base=base, arms=arms, rates=tuple(rates))
     return Study(
         name=name,
         title=f"Does layer memory pay on {host.model}? (memory: {memory})",
@@ -76,18 +74,6 @@ def study_of_retrofit(
 def way_of(host: Host) -> Way:
     """Return the way in which a run goes on training a model of transformers."""
     return next(way for way, (_, changes) in WAYS.items() if vars(host) | changes == vars(host))
-
-
-def _check(runs: Sequence[Run]) -> None:
-    """Raise where a run needs what cannot be loaded; tokenizer and data are the same for all."""
-    from layermem_bench.analysis.earlier_stages import check_earlier_stages
-    from layermem_bench.train.host_models import load_host
-    from layermem_bench.train.learning import prepare_learning
-
-    learning = prepare_learning(runs[0])
-    check_earlier_stages(runs[0], learning.validation_data.documents)
-    for run in runs:
-        load_host(run)
 
 
 def _with_host(run: Run, changes: dict[str, Any]) -> Run:

@@ -90,65 +90,52 @@ def arms_of_same_seeds(runs: Runs) -> dict[str, tuple[str, ...]]:
     return {arm: tuple(by_seed[seed] for seed in sorted(by_seed)) for arm, by_seed in seeds.items()}
 
 
-def compare_runs(
-    paths: Sequence[Path], out: Path, *, against: str | None = None, command: str = ""
-) -> StudyResult:
-    """Gather what the runs below some folders recorded; return it, and write it into ``out``."""
-    before = replaced_result(out / RESULT)
-    result = gather_runs(paths, against=against, command=command, before=before)
-    write_atomically(out / RESULT, to_json(result))
-    return result
-
-
 def gather_runs(
-    paths: Sequence[Path],
-    *,
-    against: str | None = None,
-    command: str = "",
-    before: StudyResult | None = None,
+    paths: Sequence[Path], out: Path | None = None, *, against: str | None = None, command: str = ""
 ) -> StudyResult:
-    """Return what the runs below some folders recorded.
+    """Return what the runs below some folders recorded; write it into ``out``, if that is given.
 
     ``against``: the arm that the others are compared with; None: the first run's.
     """
+    before = replaced_result(out / RESULT) if out else None
     members = [
         Labelled(run=run, folder=folder, record=read_record(name, run, folder))
         for name, (run, folder) in find_runs(paths).items()
     ]
     arms = list(dict.fromkeys(each.record.arm for each in members))
+    if against not in (None, *arms):
+        raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
     if against is not None:
-        if against not in arms:
-            raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
         members.sort(key=lambda each: each.record.arm != against)
-    boards = [
-        _board(name, [each for each in members if each.record.board == name], before)
-        for name in dict.fromkeys(each.record.board for each in members)
-    ]
+    boards: dict[str, list[Labelled]] = {}
+    for each in members:
+        boards.setdefault(each.record.board, []).append(each)
     records = [each.record for each in members]
-    return StudyResult(
+    result = StudyResult(
         command=command,
         name="report",
         title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
         seeds=(),
-        boards=tuple(boards),
+        boards=tuple(_board(name, of_board, before) for name, of_board in boards.items()),
         metrics=metrics_of(records),
         runs=tuple(records),
     )
+    if out:
+        write_atomically(out / RESULT, to_json(result))
+    return result
 
 
 def _board(name: str, members: Sequence[Labelled], before: StudyResult | None) -> Board:
-    by_condition: dict[str, list[tuple[Run, RunFolder]]] = {}
-    seen: dict[tuple[str, str, int], str] = {}
-    for each in members:
-        record = each.record
+    names: dict[tuple[str, str, int], str] = {}
+    for record in (each.record for each in members):
         for condition in record.conditions:
             place = condition, record.arm, record.seed
-            if (other := seen.setdefault(place, record.name)) != record.name:
+            if (other := names.setdefault(place, record.name)) != record.name:
                 raise ValueError(
                     f"{other} and {record.name} are both seed {record.seed} of {record.arm} on "
                     f"{name}: name one, or train one again with another --labels.arm"
                 )
-            by_condition.setdefault(condition, []).append((each.run, each.folder))
+    there = {condition for condition, _, _ in names}
     seeds = sorted({each.record.seed for each in members if each.record.state == "ended"})
-    in_order = {each: by_condition[each] for each in _CONDITIONS if each in by_condition}
-    return board_of_runs(name, members, in_order, before, seeds)
+    conditions = [each for each in _CONDITIONS if each in there]
+    return board_of_runs(name, members, conditions, before, seeds)

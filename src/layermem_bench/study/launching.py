@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,7 +16,8 @@ from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import ERRORS, RunFolder
 from layermem_bench.results.study import LOSS
 from layermem_bench.study import records
-from layermem_bench.study.executors import Executor, command_of, is_taken
+from layermem_bench.study.executors import Command, Executor, command_of, is_taken
+from layermem_bench.study.records import is_finished
 from layermem_bench.train.progress import RunsProgress
 
 # Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
@@ -61,25 +63,21 @@ def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, 
     """
     failed: dict[str, str] = {}
     active: list[str] = []
-    count, of_others = 0, set[str]()
-    progress = RunsProgress(len(waiting))
+    count, progress = 0, RunsProgress(len(waiting))
     with _sigterm_raises():
         try:
             while active or (waiting and (count or len(failed) < 2)):
-                for name in [name for name in of_others if is_finished(*work[name])]:
-                    of_others.remove(name)
-                    waiting.remove(name)
-                    _report_end(name, *work[name], 0)
-                    count += 1
-                free = _free(work, waiting, executor.room(), of_others)
+                untaken = (name for name in waiting if not is_taken(work[name][1].path))
+                free = list(islice(untaken, executor.room()))
                 for name in free:
-                    of_others.discard(name)
                     waiting.remove(name)
+                    active.append(name)
                     progress.begin(name, work[name][0].max_steps)
-                    _append_note(work[name][1], f"begun at {datetime.now(UTC):%F %T} UTC")
-                executor.start({name: command_of(*work[name], executor.asked) for name in free})
-                active += free
-                codes = executor.ended()
+                # What another command was training may have ended meanwhile.
+                codes = {name: 0 for name in free if is_finished(*work[name])}
+                begun = [name for name in free if name not in codes]
+                executor.start({name: _begin(*work[name], executor) for name in begun})
+                codes |= executor.ended()
                 for name, code in codes.items():
                     active.remove(name)
                     progress.end(name)
@@ -87,7 +85,6 @@ def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, 
                     if not is_finished(run, folder) and is_taken(folder.path):
                         # Another command was quicker, or its worker died and its process lives.
                         waiting.append(name)
-                        of_others.add(name)
                     elif reason := _report_end(name, run, folder, code):
                         failed[name] = reason
                     else:
@@ -104,18 +101,10 @@ def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, 
     return failed
 
 
-def _free(work: Work, waiting: list[str], room: int, of_others: set[str]) -> list[str]:
-    """Return runs to begin, at most ``room``; add those that others are training to theirs."""
-    free: list[str] = []
-    for name in waiting:
-        if len(free) >= room:
-            break
-        if not is_taken(work[name][1].path):
-            free.append(name)
-        elif name not in of_others:
-            logger.info("%s is being trained by another process", name)
-            of_others.add(name)
-    return free
+def _begin(run: Run, folder: RunFolder, executor: Executor) -> Command:
+    """Note that a run begins; return its command."""
+    _append_note(folder, f"begun at {datetime.now(UTC):%F %T} UTC")
+    return command_of(run, folder, executor.asked)
 
 
 @contextmanager
@@ -129,11 +118,6 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def is_finished(run: Run, folder: RunFolder) -> bool:
-    """Return whether nothing is to be done: the run has ended, or would diverge again."""
-    return folder.final.exists() or folder.divergence(run.id) is not None
 
 
 def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None:

@@ -1,8 +1,8 @@
 """A study -> its runs by name: those that choose learning rates, and those that count.
 
-BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay (or ownRATE)
-BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
-BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
+BOARD/rates/ARM-lrRATE-s1000    every arm with every rate (or ARM-lrRATE-ownRATE-s1000)
+BOARD/ARM-lrRATE-sSEED          every arm with what it chose and every seed
+BOARD/CONDITION/ARM-...         those of them that a condition makes other runs
 
 A condition is a function from a run to a run. Each run carries its labels.
 """
@@ -32,6 +32,8 @@ from layermem_bench.train.setup import adds_parameters
 
 TOLERANCE = 0.005
 """Share within which parameters are equal."""
+OWN_RATES = 1e-3, 3e-2
+"""Lowest and highest learning rate that trials try for parameters that an arm adds."""
 # A difference in time that timing steps again would make as well.
 _SAME_TIME = 0.01
 _NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
@@ -41,10 +43,9 @@ _LONGEST_ARM = 160
 
 @dataclass(frozen=True)
 class Tried:
-    """What an arm tries: a learning rate, and a weight decay or the rate of what it adds."""
+    """What an arm tries: a learning rate, and perhaps another of what it adds."""
 
     rate: float
-    decay: float | None = None
     own_rate: float | None = None
 
 
@@ -74,28 +75,21 @@ Choices = Mapping[str, Tried]
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A board whose rates are chosen: its runs under each condition."""
+    """A board whose rates are chosen."""
 
     board: Board
     tried: tuple[TriedRates, ...]
     choices: Choices
     lost: frozenset[str]
     """Arms that diverged at every learning rate."""
-    by_condition: Mapping[str, Plan]
-    """The runs of all arms, of which lost ones are not trained."""
+    runs: Plan
+    """The runs that count, of all arms; those of lost ones are not trained."""
     steps: MeasuredSteps | None
 
     @property
     def counting(self) -> Plan:
-        """Return the runs that count and are trained, by name, labelled with their conditions."""
-        plan: Plan = {}
-        for condition, of_condition in self.by_condition.items():
-            for name, planned in of_condition.items():
-                if planned.arm not in self.lost:
-                    labels = plan.get(name, planned).run.labels
-                    labels = replace(labels, conditions=(*labels.conditions, condition))
-                    plan[name] = replace(planned, run=replace(planned.run, labels=labels))
-        return plan
+        """Return the runs that count and are trained."""
+        return {name: each for name, each in self.runs.items() if each.arm not in self.lost}
 
 
 def stages(boards: Iterable[Board]) -> list[list[Board]]:
@@ -124,12 +118,12 @@ def candidates(board: Board, arm: Arm) -> list[Tried]:
     """
     rates = board.rates_of(arm)
     if board.trials is None or not rates:
-        return [Tried(rate, decay) for rate in rates for decay in board.decays or (None,)]
+        return [Tried(rate) for rate in rates]
     spaced = _spaced(min(rates), max(rates), board.trials)
     run = arm.change(board.base)
     if not adds_parameters(run.variant, run.model):
         return [Tried(rate) for rate in spaced]
-    own_rates = _spaced(*board.own_rates, board.trials)
+    own_rates = _spaced(*OWN_RATES, board.trials)
     # Multiples of the golden ratio spread evenly over the unit interval, and neither rate says
     # anything about the other.
     places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
@@ -189,13 +183,22 @@ def at_condition(
     return plan
 
 
+def with_conditions(plans: Mapping[str, Plan]) -> Plan:
+    """Return the runs of some conditions, each labelled with all conditions it counts under."""
+    plan: Plan = {}
+    for condition, of_condition in plans.items():
+        for name, planned in of_condition.items():
+            labels = plan.get(name, planned).run.labels
+            labels = replace(labels, conditions=(*labels.conditions, condition))
+            plan[name] = replace(planned, run=replace(planned.run, labels=labels))
+    return plan
+
+
 def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> Run:
     labels = Labels(board=board.name, arm=arm.name)
     run = replace(arm.change(board.base), seed=seed, labels=labels)
     if tried is None:
         return run
-    if tried.decay is not None:
-        run = replace(run, optim=replace(run.optim, weight_decay=tried.decay))
     if tried.own_rate is not None:
         run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
     return arm.with_rate(run, tried.rate)
@@ -203,8 +206,7 @@ def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> Run:
 
 def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> None:
     """Add a run under its name; raise where another has it: one would stand for the other."""
-    settings = (tried.rate, tried.decay, tried.own_rate) if tried else ()
-    named = zip(("lr", "wd", "own"), settings, strict=False)
+    named = (("lr", tried.rate), ("own", tried.own_rate)) if tried else ()
     rate = "".join(f"-{what}{value:g}" for what, value in named if value is not None)
     name = f"{folder}/{name_in_folders(planned.arm)}{rate}-s{planned.run.seed}"
     if name in plan:
@@ -282,28 +284,21 @@ def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
         loss = math.inf if is_lost else read_metrics(folders[name], planned.run)[LOSS]
         if planned.trial is not None:
             losses.setdefault(planned.arm, {})[planned.trial] = loss
-    return tuple(told for arm, of_arm in losses.items() for told in tried_rates(arm, of_arm))
+    return tuple(tried_rates(arm, of_arm) for arm, of_arm in losses.items())
 
 
-def tried_rates(arm: str, losses: Mapping[Tried, float]) -> list[TriedRates]:
-    """Return what an arm tried, decay by decay, and its choice: the lowest finite loss."""
+def tried_rates(arm: str, losses: Mapping[Tried, float]) -> TriedRates:
+    """Return what an arm tried, and its choice: the lowest finite loss."""
     finite = {tried: loss for tried, loss in losses.items() if math.isfinite(loss)}
     best = min(finite, key=lambda tried: finite[tried], default=None)
-    told = []
-    for decay in dict.fromkeys(tried.decay for tried in losses):
-        of_decay = [tried for tried in losses if tried.decay == decay]
-        told.append(
-            TriedRates(
-                arm=arm,
-                rates=tuple(tried.rate for tried in of_decay),
-                losses=tuple(finite.get(tried) for tried in of_decay),
-                chosen=best.rate if best is not None and best.decay == decay else None,
-                decay=decay,
-                own_rates=tuple(t.own_rate for t in of_decay if t.own_rate is not None),
-                own_chosen=best.own_rate if best is not None else None,
-            )
-        )
-    return told
+    return TriedRates(
+        arm=arm,
+        rates=tuple(tried.rate for tried in losses),
+        losses=tuple(finite.get(tried) for tried in losses),
+        chosen=best.rate if best else None,
+        own_rates=tuple(tried.own_rate for tried in losses if tried.own_rate is not None),
+        own_chosen=best.own_rate if best else None,
+    )
 
 
 def choices_of(
@@ -312,9 +307,5 @@ def choices_of(
     """Return what each arm of a board takes, and the arms that diverged at every rate."""
     tries = {arm.name: candidates(board, arm) for arm in board.arms}
     choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}
-    choices |= {
-        each.arm: Tried(each.chosen, each.decay, each.own_chosen)
-        for each in tried
-        if each.chosen is not None
-    }
+    choices |= {t.arm: Tried(t.chosen, t.own_chosen) for t in tried if t.chosen is not None}
     return choices, frozenset(each.arm for each in tried) - choices.keys()

@@ -1,12 +1,9 @@
 """The quickstart: a plain decoder and LIMe learn arithmetic from one seed, and the page about it.
 
-The page is that of any study, with what the models wrote and what LIMe's routers read.
+The page is that of any study, with both models' shares and what LIMe's routers read.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from transformers import AutoModelForCausalLM
 
@@ -14,7 +11,7 @@ from layermem_bench import presets
 from layermem_bench.analysis.routing import mean_heatmap
 from layermem_bench.report import figures
 from layermem_bench.report import study as report
-from layermem_bench.report.page import Attempt, Figure, Page, Section, Table
+from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
 from layermem_bench.results.study import RunRecord, StudyResult
@@ -46,14 +43,6 @@ _READING = (
     "Each row is a layer, each column a layer whose keys and values it reads. A plain decoder "
     "would have ones on the diagonal and nothing else."
 )
-_FAULTS = {
-    "value": "a wrong result",
-    "form": "not the expression before it with one operation carried out",
-    "unreadable": "no expression",
-    "unfinished": "ends before a number",
-}
-# Attempts of each kind that are shown.
-_SHOWN = 3
 
 
 def study_of_quickstart(*, seed: int, epochs: int, examples: int, test: int) -> Study:
@@ -96,8 +85,8 @@ def sentence(result: StudyResult) -> str:
 
 
 def build(result: StudyResult) -> Page:
-    """Return the page: the study's own, with both models' attempts and what the routers read."""
-    page = report.build(result, [_reading(_runs(result)["lime"][0]), *attempt_sections(result)])
+    """Return the page: the study's own, with both models' shares and what the routers read."""
+    page = report.build(result, [_reading(_runs(result)["lime"][0])])
     last = Section(title="Further", commands=[ACTIVATE, *FURTHER])
     return replace(page, lead=sentence(result), sections=[_solving(result), *page.sections, last])
 
@@ -134,31 +123,3 @@ def _reading(run: RunRecord) -> Section:
     )
     title = "What LIMe's routers learnt to read"
     return Section(title=title, paragraphs=[_READING], figures=[heatmap])
-
-
-def attempt_sections(result: StudyResult) -> list[Section]:
-    """Return both models' attempts at the first problems that LIMe solved, and that it failed."""
-    attempts = {}
-    for variant, (run, _) in _runs(result).items():
-        lines = RunFolder(run.folder).attempts.read_text(encoding="utf-8").splitlines()
-        attempts[variant] = {row["prompt"]: row for row in map(json.loads, lines)}
-    sections = []
-    for kind in ("solved", "failed"):
-        of_kind = [row for row in attempts["lime"].values() if row["steps"] is (kind == "solved")]
-        shown = []
-        for row in of_kind[:_SHOWN]:
-            of_models = {NAMES[v]: of[row["prompt"]] for v, of in attempts.items()}
-            written = [(name, *_written(each)) for name, each in of_models.items()]
-            shown.append(Attempt(problem=row["prompt"], expected=row["solution"], written=written))
-        said = [] if shown else ["There are none."]
-        title = f"The first three that LIMe {kind}"
-        sections.append(Section(title=title, paragraphs=said, attempts=shown))
-    return sections
-
-
-def _written(attempt: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a model wrote, and what is wrong with its first wrong step, if any is."""
-    # The tokenizer joins with spaces.
-    text = attempt["text"].replace("( ", "(").replace(" )", ")") or "(nothing)"
-    fault = attempt.get("fault")
-    return text, f"step {attempt['at']}, {_FAULTS.get(fault, fault)}" if fault else ""

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.config.run import Run, to_dict
+from layermem_bench.config.run import Run
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.results.run_folder import (
     ERRORS,
@@ -86,6 +86,11 @@ def standing(name: str, run: Run, folder: RunFolder) -> RunRecord:
     )
 
 
+def is_finished(run: Run, folder: RunFolder) -> bool:
+    """Return whether nothing is to be done: the run has ended, or would diverge again."""
+    return folder.final.exists() or folder.divergence(run.id) is not None
+
+
 def check_usable(folder: RunFolder, run: Run) -> None:
     """Raise where a run's folder holds another run, or has lost what an ended one recorded."""
     if folder.rows() or folder.final.exists():
@@ -98,11 +103,6 @@ def recorded_about(folder: RunFolder) -> dict[str, Any]:
     """Return what a run recorded beside its options: versions, commit, command, data."""
     check_has_config(folder)
     return read_config(folder.config)[1]
-
-
-def trained_on(run: Run) -> dict[str, Any]:
-    """Return the fields of the part of a run's config that names what it was trained on."""
-    return dict(to_dict(run)["task" if run.task.name else "data"])
 
 
 def read_divergence(folder: RunFolder, run_id: str) -> str | None:
@@ -119,14 +119,9 @@ def read_divergence(folder: RunFolder, run_id: str) -> str | None:
 
 
 def _validations(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the rows that validations wrote, with a number each."""
-    rows = [row for row in folder.rows() if not isinstance(row, dict) or "val_loss" in row]
-    for row in rows:
-        if not isinstance(row, dict) or None in (row.get("step"), row["val_loss"]):
-            raise ValueError(
-                f"{folder.metrics} has a damaged row, {row}; delete {folder.path} to run it again"
-            )
-    return rows
+    """Return the rows that validations wrote."""
+    with naming_damage(folder):
+        return [row for row in folder.rows() if row.get("val_loss") is not None]
 
 
 def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
@@ -233,29 +228,21 @@ def run_folders(root: Path) -> list[RunFolder]:
 
 
 class RecordedRuns:
-    """The runs below ``out``, where new ones are trained, and below further folders."""
+    """The ended runs below ``out``, where new ones are trained, by their ids."""
 
-    def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
+    def __init__(self, out: Path) -> None:
         self.out = out
         self._ended: dict[str, RunFolder] = {}
-        for root in (out, *others):
-            if root != out and not root.is_dir():
-                raise FileNotFoundError(f"--runs {root} is no folder; name one that holds runs")
-            for folder in run_folders(root):
-                try:
-                    run = recorded_run(folder)
-                    has_ended = folder.final.exists() or folder.divergence(run.id) is not None
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    logger.warning("%s is left out: %s", folder.path, error)
-                    continue
-                if has_ended:
+        for folder in run_folders(out):
+            try:
+                run = recorded_run(folder)
+                if is_finished(run, folder):
                     self._ended.setdefault(run.id, folder)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                logger.warning("%s is left out: %s", folder.path, error)
 
     def folder_of(self, name: str, run: Run) -> RunFolder:
-        """Return where a run is recorded, else where it is to be trained.
-
-        A run that was begun elsewhere and has not ended is left alone: it may go on there.
-        """
+        """Return where a run is recorded, under whatever name, else where it is to be trained."""
         own = RunFolder(self.out / name)
         if own.final.exists():
             return own
