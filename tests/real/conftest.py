@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from layermem_bench.data.preparing import cache_folder
 from layermem_bench.data.fetching import PUBLISHED
+from layermem_bench.data.preparing import cache_folder
 
 # Fetching is a process of its own, so that its memory is free afterwards. 75: try again later.
 FETCH = """

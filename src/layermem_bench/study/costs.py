@@ -34,7 +34,7 @@ from layermem_bench.efficiency.model_sizes import (
     unknown_size,
 )
 from layermem_bench.efficiency.plan import Plan, plan
-from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
+from layermem_bench.results.costs import CacheCost, CostPoint, Costs, Measurement, MeasuringOptions
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import SettingCosts
 from layermem_bench.study.boards import parse_arms
@@ -67,7 +67,7 @@ def count_costs(
     for number, (preset, models, length) in enumerate(sized):
         logger.info("measuring %s: %d of %d sizes", preset, number + 1, len(sized))
         shape = Shape(batch=measuring.batch, tokens=length, device=device, precision=precision)
-        measured = {
+        measured: dict[str, Mapping[str, Measurement]] = {
             mode: measure(models, replace(shape, mode=mode), measuring.repeats)
             for mode in measuring.modes
         }
