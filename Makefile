@@ -18,7 +18,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # another end of the tests, so that what a file makes once is made once, and helps the other at the end.
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 CORE_TESTS = tests/ops tests/literal tests/models tests/variants tests/retrofit tests/convert tests/generation \
-	tests/test_contract.py tests/test_auto_classes.py
+	tests/test_contract.py
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Where it is set, as in many containers, each process would compile our files and the tests anew.

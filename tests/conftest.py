@@ -83,6 +83,15 @@ def tokenizer():
 
 
 @pytest.fixture
+def alone(tmp_path):
+    """A process group of this process and no other."""
+    meet = f"file://{tmp_path}/meet-alone"
+    torch.distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
 def interruptible():
     """Ctrl-C as Python takes it; a job in the background has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

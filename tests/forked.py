@@ -6,6 +6,7 @@ signals end it. What a new interpreter alone shows (imports, entry points, launc
 that start one.
 """
 
+import datetime
 import faulthandler
 import functools
 import multiprocessing
@@ -43,6 +44,19 @@ _FORKS.set_forkserver_preload(
 def in_forks(work, arguments, count):
     """Call ``work(rank, *arguments)`` in some processes; an error in one of them is raised here."""
     torch.multiprocessing.start_processes(work, arguments, nprocs=count, start_method="forkserver")
+
+
+def join(rank, world, folder):
+    """Make this process one of several, which meet in a file of the folder."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet-{world}",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=300),
+    )
 
 
 def leave(folder, seconds=300):
@@ -86,15 +100,10 @@ def run_script(path, options, *, folder, backend=None):
 
 def run_code(code, *arguments, folder, **variables):
     """Run code as ``python -c`` would in a folder; return exit status, output, errors."""
-    process = start_code(code, *arguments, folder=folder, **variables)
+    process = start_fork(_run_code, code, arguments, folder=folder, **variables)
     wait_for_end(process, code, folder=folder)
     output = folder / f"{process.pid}.out"
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
-
-
-def start_code(code, *arguments, folder, **variables):
-    """Start code as ``run_code`` does; return the process."""
-    return start_fork(_run_code, code, arguments, folder=folder, **variables)
 
 
 def start_script(path, options, *, folder, backend=None, **variables):

@@ -35,11 +35,6 @@ def made_up(rates=(), arms=("plain", "lime"), **changes):
     return Artefact(**fields)
 
 
-def a_study(seeds=2, **changes):
-    """Return the study that the made-up artefact is at scale tiny."""
-    return made_up(**changes).study("table7", "tiny", seeds)
-
-
 def a_result(values, claims=(), *, seeds=(0, 1, 2), metrics=None, name="table7", **changes):
     """Return a result from its rows: quantity to arm to its values, seed by seed.
 

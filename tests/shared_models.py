@@ -4,13 +4,9 @@ A case is a tiny model in float64, saved in a folder. Each process loads it as a
 saves its outcome, which is compared with that of one process.
 """
 
-import datetime
-import os
-
 import torch
-from forked import in_forks, leave
+from forked import in_forks, join, leave
 from tiny import TINY, make
-from torch import distributed
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.distributed import DistributedConfig
@@ -172,19 +168,11 @@ def descend(model, steps, rows=slice(None)):
 def in_processes(work, world, folder, *args):
     """Run ``work(rank, world, folder, *args)`` in each of some processes; return what they say."""
     in_forks(_begin, (work, world, folder, *args), world)
-    (folder / "meet").unlink(missing_ok=True)
+    (folder / f"meet-{world}").unlink(missing_ok=True)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
 def _begin(rank, work, world, folder, *args):
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=300),
-    )
+    join(rank, world, folder)
     torch.save(work(rank, world, folder, *args), f"{folder}/{rank}.pt")
     leave(folder)

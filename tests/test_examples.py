@@ -1,11 +1,11 @@
 """The examples run as a user starts them, at tiny sizes."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 from forked import run_script
+from scripts import load_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DOCS = EXAMPLES.parent / "docs"
@@ -82,10 +82,7 @@ def test_ideas_for_routers_begin_as_the_recipe(tmp_path):
 def test_the_page_of_the_notebook_is_made_of_its_cells():
     page = (DOCS / "notebook.md").read_text(encoding="utf-8")
     source = (EXAMPLES / "smollm2_notebook.py").read_text(encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("notebook_page", DOCS / "notebook_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    cells = list(module.cells(source))
+    cells = list(load_script("docs/notebook_page.py").cells(source))
     assert re.findall(r"(?s)```python\n(.*?)\n```", page) == [
         text for prose, text in cells if not prose
     ]

@@ -80,26 +80,6 @@ def test_imports_point_downwards(path):
     assert misplaced(path) == []
 
 
-@pytest.mark.parametrize(
-    ("room", "line", "found"),
-    [
-        ("layermem/ops", "from layermem.models.layers import MLP", ["layermem.models"]),
-        ("layermem/ops", "import layermem.variants.lime", ["layermem.variants"]),
-        ("layermem/ops", "from ..models import layers", ["layermem.models"]),
-        ("layermem/ops", "from layermem_bench.config import run", ["layermem_bench.config"]),
-        ("layermem_bench/train", "from layermem_bench import evals", ["layermem_bench.evals"]),
-        ("layermem_bench/train", "from layermem.models import layers", []),
-        ("layermem/models", "from layermem.ops import route", []),
-        ("layermem/models", "from layermem.models import layers", []),
-    ],
-)
-def test_the_floor_plan_would_be_noticed(room, line, found, tmp_path):
-    (tmp_path / room).mkdir(parents=True)
-    path = tmp_path / room / "x.py"
-    path.write_text(line)
-    assert misplaced(path, tmp_path) == found
-
-
 def test_the_core_imports_what_it_requires():
     for path in (SOURCES / "layermem").rglob("*.py"):
         tops = {name.split(".")[0] for name in imports(path, ["layermem"])}
@@ -141,55 +121,14 @@ assert layermem.router_parameters(
     assert not done.returncode, done.stderr
 
 
-def test_the_command_without_the_bench_says_what_to_install():
-    code = """
-from importlib import util
-found = util.find_spec
-util.find_spec = lambda name: None if name == "tyro" else found(name)
-from layermem_bench.__main__ import main
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "layermem[bench]" in done.stderr
-
-
-def modules_after(code):
-    """Return the modules that are imported once some code has run, and its CPU seconds."""
-    code += "\nimport os, sys; print('after:', sum(os.times()[:2]), *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, *modules = done.stdout.rpartition("after:")[2].split()
-    return set(modules), float(seconds)
-
-
 TRAINING_STACK = {
-    *("torch", "transformers", "huggingface_hub", "datasets", "pyarrow"),
+    *("layermem", "torch", "transformers", "huggingface_hub", "datasets", "pyarrow"),
     *("sklearn", "scipy", "matplotlib"),
 }
 
 
-@pytest.fixture(scope="module")
-def seconds_of_torch():
-    """CPU seconds of importing torch: a second fits no machine, and least of all a shared one."""
-    loaded, seconds = modules_after("import torch")
-    assert "torch" in loaded
-    return seconds
-
-
-@pytest.mark.parametrize(
-    ("command", "most"),
-    # In parts of what importing torch takes, which was 1.1 to 1.3 s where these took 0.18, 0.22,
-    # 0.23, 0.73 and 0.23 s: twice that, and some.
-    [
-        ("--help", 0.5),
-        ("train tiny-lm --help", 0.6),
-        ("list tasks", 0.7),
-        ("list presets", 1.3),
-        ("list variants", 0.7),
-    ],
-)
-def test_what_trains_nothing_answers_without_the_training_stack(command, most, seconds_of_torch):
+@pytest.mark.parametrize("command", ["--help", "train tiny-lm --help", "list presets"])
+def test_what_trains_nothing_answers_without_the_training_stack(command):
     code = f"""
 import sys
 from layermem_bench.__main__ import main
@@ -198,34 +137,10 @@ try:
     main()
 except SystemExit as left:
     assert not left.code
+assert not {TRAINING_STACK} & set(sys.modules)
 """
-    tries = []
-    # Other work on the machine only adds to it.
-    while not tries or (len(tries) < 3 and min(tries) / seconds_of_torch >= most):
-        loaded, seconds = modules_after(code)
-        assert not loaded & {"layermem", *TRAINING_STACK}
-        tries.append(seconds)
-    assert min(tries) / seconds_of_torch < most
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("train", "train --host.model model", "study", "study tiny-lm", "study paper/fig1"),
-        *("study tiny-lm,aet-4", "study retrofit", "eval", "analyze"),
-        *("report", "list presets", "list studies", "costs", "models convert"),
-        "models fetch",
-    ],
-)
-def test_options_of_a_command_are_shown_without_the_training_stack(command):
-    code = f"""
-from layermem_bench import cli
-try:
-    cli.main([*{command!r}.split(), "--help"])
-except SystemExit as left:
-    assert not left.code
-"""
-    assert not modules_after(code)[0] & TRAINING_STACK
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 def test_a_variant_has_the_name_of_its_file():
@@ -237,37 +152,17 @@ def test_a_variant_has_the_name_of_its_file():
 
 
 def test_public_names():
-    assert sorted(layermem.__all__) == [
-        "LimeConfig",
-        "LimeForCausalLM",
-        "LimeModel",
-        "LimeRouter",
-        "PlainConfig",
-        "PlainForCausalLM",
-        "PlainModel",
-        "RECIPE",
-        "attach",
-        "build",
-        "detach",
-        "list_variants",
-        "load_routers",
-        "route",
-        "router_parameters",
-        "save_routers",
-        "trainable",
-    ]
+    names = """
+    LimeConfig LimeForCausalLM LimeModel LimeRouter PlainConfig PlainForCausalLM PlainModel RECIPE
+    attach build detach list_variants load_routers route router_parameters save_routers trainable
+    """
+    assert sorted(layermem.__all__) == names.split()
     assert all(hasattr(layermem, name) for name in layermem.__all__)
     # A mapping has no docstring of its own.
     for name in {*layermem.__all__} - {"RECIPE"}:
         assert getattr(layermem, name).__doc__, f"{name} has no docstring"
     assert "lime" in layermem.list_variants()
     assert re.fullmatch(r"\d+\.\d+\.\d+", layermem.__version__)
-
-
-def test_every_module_opens_with_a_line_that_says_what_it_owns():
-    for path in SOURCES.rglob("*.py"):
-        document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        assert re.match(r"\S.*[.:]$", document.partition("\n")[0]), path
 
 
 def tracked():
@@ -326,22 +221,10 @@ def test_files_stay_small():
     [
         ["decode_step.py", "--shapes=4x32", "--repeats=1"],
         ["training_step.py", "--shapes=4x32", "--repeats=1"],
-        [
-            "training_step.py",
-            "--shapes=4x32",
-            "--repeats=1",
-            "--variants=lime:router=average",
-        ],
-        ["decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=lime"],
-        [
-            *("decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=storage"),
-            *("--tokens-only", "--prompts=128"),
-        ],
         ["beside_loops.py", "--shapes=4x32", "--repeats=1", "--variants=mudd"],
         pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],
-        ["preparing.py", "--documents=40", "--repeats=2"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
     ],
     ids=lambda command: command[0],

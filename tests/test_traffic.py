@@ -1,79 +1,79 @@
-"""The bytes that benchmarks/traffic.py counts: against the products and copies of a step."""
-
-import importlib.util
-from pathlib import Path
+"""What scripts of benchmarks/ count of traffic: what a step moves or sends, and the pages' rows."""
 
 import chain
 import pytest
 import torch
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
+from scripts import ROOT, load_script
+from tiny import TINY, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).parents[1]
+from layermem.models.registry import lookup
+from layermem.models.stages import DecoderStage, stage_layers
+
+routing, pipeline, tensor_parallel = (
+    load_script(f"benchmarks/{name}.py")
+    for name in ("traffic", "pipeline_traffic", "tensor_parallel_traffic")
+)
 # Numbers of a row of the buffers: no weight of the chain has rows as long.
 COLUMNS = 2 * 7 * 5
 SLOT = chain.HEADS * COLUMNS
 
 
-@pytest.fixture(scope="module")
-def traffic():
-    spec = importlib.util.spec_from_file_location("traffic", ROOT / "benchmarks" / "traffic.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class Counted(TorchDispatchMode):
     """Sums the slots that matrix products read and write, and copies."""
 
-    def __init__(self):
-        super().__init__()
-        self.products = self.copies = 0
+    products = copies = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        self.count(function, [*args, out])
-        return out
-
-    def count(self, function, tensors):
         # Keys and values are two matrices [heads, COLUMNS], half of a slot each.
         if "mm" in str(function):
-            sizes = [x.numel() for x in tensors if COLUMNS in x.shape]
+            sizes = [x.numel() for x in (*args, out) if COLUMNS in x.shape]
             self.products += sum(sizes) / (2 * SLOT)
-        elif "copy_" in str(function) and tensors[0].numel() == SLOT:
+        elif "copy_" in str(function) and args[0].numel() == SLOT:
             self.copies += 1
-
-    def count_graph(self, graph, _):
-        for node in graph.graph.nodes:
-            if node.op == "call_function":
-                inputs = [x for x in node.args if isinstance(x, torch.fx.Node)]
-                self.count(node.target, [x.meta.get("val") for x in (*inputs, node)])
-        return make_boxed_func(graph.forward)
+        return out
 
 
-@pytest.mark.parametrize("layers", [9, 20])
-def test_transfers_are_those_of_a_step(traffic, layers):
-    x, model, counted = chain.an_input(dtype=torch.bfloat16), chain.Depth(layers), Counted()
+def test_transfers_of_routing_are_those_of_a_step():
     # As on a GPU; in float32 on a CPU layers are in groups.
-    model.bfloat16()
-    with counted:
+    x, model = chain.an_input(dtype=torch.bfloat16), chain.Depth(9).bfloat16()
+    with Counted() as counted:
         model(x).sum().backward()
-    assert counted.products == traffic.count_products(layers)
-    assert counted.copies == traffic.count_copies(layers)
+    assert counted.products == routing.count_products(9)
+    assert counted.copies == routing.count_copies(9)
 
 
-def test_compiled_products_are_the_same(traffic):
-    x, model, counted = chain.an_input(), chain.Depth(9), Counted()
-    backend = aot_autograd(fw_compiler=counted.count_graph, bw_compiler=counted.count_graph)
-    step = torch.compile(model, fullgraph=True, backend=backend)
-    step(x).sum().backward()
-    assert counted.products == traffic.count_products(9)
+@pytest.mark.parametrize("way", pipeline.WAYS)
+def test_bytes_of_a_pipeline_are_those_that_stages_send(way, ids, monkeypatch):
+    sizes = 8, TINY["hidden_size"], TINY["num_attention_heads"], TINY["num_key_value_heads"]
+    monkeypatch.setitem(pipeline.MODELS, "tiny", sizes)
+    name, fields = pipeline.WAYS[way]
+    entry = lookup(name)
+    model = make(entry.causal_lm, entry.config(**{**TINY, "num_hidden_layers": 8, **fields}))
+    sent, total = (ids,), 0
+    for layers in stage_layers(8, 4)[:-1]:
+        sent = DecoderStage(model, layers)(*sent)
+        total += sum(x.nbytes for x in sent)
+    assert total == pipeline.count_bytes("tiny", way, 4, ids.numel(), size=4)
 
 
-def test_the_page_shows_what_is_counted(traffic):
-    page = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
-    counts = [traffic.count_transfers(layers) for layers in traffic.DEPTHS]
+def rows():
+    """Return each row of the pages as the scripts count it: (page, row)."""
+    counts = [routing.count_transfers(layers) for layers in routing.DEPTHS]
     for form in counts[0]:
-        cells = " | ".join(str(count[form]) for count in counts)
-        assert f"| {cells} |" in page, form
+        yield "routing", f"| {' | '.join(str(count[form]) for count in counts)} |"
+    for model, way, cells in tensor_parallel.rows(tensor_parallel.DEGREES, 8192):
+        yield "training", f"| {model} | {way} | {' | '.join(cells)} |"
+    for model in pipeline.MODELS:
+        for way in ("LIMe, full", "LIMe, last 4"):
+            cells = [model, way.removeprefix("LIMe, ")]
+            for stages in (2, 4, 8):
+                ours, plain = (pipeline.count_bytes(model, w, stages, 2048) for w in (way, "plain"))
+                cells.append(f"{ours / 1e6:.1f} MB ({ours / plain:.1f})")
+            yield "training", f"| {' | '.join(cells)} |"
+
+
+def test_the_pages_show_what_is_counted():
+    for page, row in rows():
+        assert row in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), row

@@ -151,13 +151,6 @@ def test_options_of_routers_are_refused(tmp_path):
             convert(str(tmp_path / "run"), tmp_path / "new", **asked)
 
 
-class Harm:
-    """What runs code when it is unpickled."""
-
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('code of the file ran')",))
-
-
 def test_damaged_and_pickled_files_are_refused(tmp_path):
     config, weights = released(4, True, torch.float32)
     final = save(tmp_path / "run", config, weights)
@@ -166,7 +159,7 @@ def test_damaged_and_pickled_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         convert(str(tmp_path / "run"), tmp_path / "new")
     path.unlink()
-    torch.save({"x": Harm()}, final / "pytorch_model.bin")
+    torch.save({"x": print}, final / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
         convert(str(tmp_path / "run"), tmp_path / "new")
 

@@ -221,21 +221,6 @@ def test_chats(tokenizer):
     assert [prompt.ids for prompt in encoded] == [prompt.ids for prompt in plain]
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"temperature": 0.7},
-        {"do_sample": True, "num_beams": 2},
-        {"do_sample": True, "top_p": 1.5},
-        {"stop": ("",)},
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_are_refused(asked):
-    with pytest.raises(ValueError):
-        GenerationSettings(**asked)
-
-
 @pytest.mark.parametrize("options", [{"do_sample": True}, {"num_beams": 2}], ids=str)
 def test_nan_is_no_score(options, tokenizer):
     model = make_model("lime")

@@ -4,16 +4,14 @@ Needs vLLM, which wants an environment of its own: ``make serve-test`` makes it 
 Nothing but loopback is used.
 """
 
-import importlib.util
-import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make serve-test")
 
 import torch
+from scripts import load_script
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -25,11 +23,7 @@ from transformers import (
 import layermem
 from layermem.models.registry import lookup
 
-README = Path(__file__).parents[2] / "README.md"
-SCRIPT = README.parent / "benchmarks" / "vllm_server.py"
-spec = importlib.util.spec_from_file_location("vllm_server", SCRIPT)
-vllm_server = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(vllm_server)
+vllm_server = load_script("benchmarks/vllm_server.py")
 ask = vllm_server.ask
 
 # vLLM's attention on a CPU takes heads of width 32 and more.
@@ -47,7 +41,6 @@ SIZES = {
 }
 FIELDS = {"recipe": dict(layermem.RECIPE), "lowest": {"storage": 2}}
 LONGEST, NEW_TOKENS, QUEUE = 256, 24, 8
-TEMPLATE = "{% for m in messages %}w{{ m['content'] | length }} {{ m['content'] }} {% endfor %}w3"
 
 
 def build(name):
@@ -75,9 +68,7 @@ def tokenizer():
     words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, SIZES["vocab_size"])}
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="<unk>", eos_token="</s>", chat_template=TEMPLATE
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="</s>")
 
 
 def save(name, folder):
@@ -155,34 +146,3 @@ def test_many_requests_at_once_are_answered_as_by_generate(name, tmp_path):
         answers = list(pool.map(lambda prompt: ask(port, request(prompt)), asked))
         for answer, prompt in zip(answers, asked, strict=True):
             check(answer, model, prompt)
-
-
-def cache_tokens(folder):
-    """Return how many tokens fit into the gigabyte of a server's cache, as its log says."""
-    log = (folder.parent / f"{folder.name}.log").read_text(encoding="utf-8")
-    return int(re.findall(r"KV cache size: ([\d,]+) tokens", log)[-1].replace(",", ""))
-
-
-def test_twice_as_many_tokens_fit_where_half_of_the_layers_borrow(tmp_path):
-    tokens = {}
-    for name in ("plain gqa", "lime_half recipe", "cla gqa"):
-        folder = tmp_path / name.replace(" ", "-")
-        save(name, folder)
-        with serving(folder):
-            tokens[name] = cache_tokens(folder)
-    plain = tokens.pop("plain gqa")
-    assert tokens == {"lime_half recipe": 2 * plain, "cla gqa": 2 * plain}
-
-
-def test_a_chat_is_what_its_template_says(tmp_path):
-    model = save("lime gqa", tmp_path / "lime")
-    messages = [{"role": "user", "content": "w10 w20 w30"}]
-    body = {"model": "served", "messages": messages, "max_tokens": NEW_TOKENS, "temperature": 0}
-    with serving(tmp_path / "lime") as (_, port):
-        status, answer = ask(port, {**body, "return_token_ids": True}, path="/v1/chat/completions")
-    assert status == 200, answer
-    ids = PreTrainedTokenizerFast.from_pretrained(tmp_path / "lime").apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
-    assert answer["prompt_token_ids"] == ids == [11, 10, 20, 30, 3]
-    assert answer["choices"][0]["token_ids"] == expected(model, ids)[0]

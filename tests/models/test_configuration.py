@@ -33,31 +33,11 @@ def test_fields_of_others_are_kept(name):
     assert LimeConfig(**TINY, **{name: 3}).num_hidden_layers == TINY["num_hidden_layers"]
 
 
-def test_head_dim_is_independent_of_the_width():
-    config = PlainConfig(**{**TINY, "hidden_size": 30, "head_dim": 6})
-    assert build("plain", **{**TINY, "hidden_size": 30, "head_dim": 6}).config.head_dim == 6
-    assert config.num_key_value_heads == 2
-
-
 def test_fields_left_out_are_filled_in():
     config = LimeConfig(**{**TINY, "num_key_value_heads": None, "attention_dropout": None})
     assert config.attention_dropout == 0.0
     assert (config.num_key_value_heads, config.head_dim) == (4, 8)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
-
-
-def test_defaults_equal_llamas():
-    from transformers import LlamaConfig
-
-    theirs = LlamaConfig()
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "rms_norm_eps", "bos_token_id"):
-        assert getattr(PlainConfig(), name) == getattr(theirs, name)
-
-
-def test_old_spellings_of_rope_are_understood():
-    config = PlainConfig(**TINY, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
-    assert config.rope_parameters["rope_type"] == "linear"
-    assert config.rope_parameters["rope_theta"] == 5e5
 
 
 def test_dtype_is_understood():

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from tiny import TINY, make
-from transformers import LlamaConfig, LlamaForCausalLM, logging
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.ops.shared_buffer import using_naive
@@ -156,12 +156,6 @@ def test_a_padding_token_that_begins_or_ends_texts_is_learnt(ends, learnt, ids):
     assert (model(ids[:, :1]).logits.std() > 0) == learnt
 
 
-def test_plain_generates_what_llama_generates(ids):
-    llama, plain = llama_and_plain({})
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    assert torch.equal(plain.generate(ids, **options), llama.generate(ids, **options))
-
-
 def test_a_slot_lives_no_longer_than_its_last_reader(ids):
     """Where slots go from layer to layer, a windowed router's old ones are freed in the forward."""
     config = LimeConfig(**{**TINY, "num_hidden_layers": 6}, router="last", router_window=2)
@@ -180,34 +174,12 @@ def test_a_slot_lives_no_longer_than_its_last_reader(ids):
     assert alive == [0, 1, 1, 1, 1, 1]
 
 
-def test_plain_keeps_no_slots(ids):
-    model = make(PlainForCausalLM, PlainConfig(**TINY))
-    outputs = []
-    for layer in model.model.layers:
-        layer.register_forward_hook(lambda _, args, out: outputs.append((len(args), len(out))))
-    model(ids)
-    assert outputs == [(1, 1)] * TINY["num_hidden_layers"]
-
-
 @pytest.mark.parametrize("given", ["both", "neither"])
 def test_exactly_one_input(given, ids):
     model = make(LimeForCausalLM, LimeConfig(**TINY))
     inputs = {"input_ids": ids, "inputs_embeds": model.get_input_embeddings()(ids)}
     with pytest.raises(ValueError, match=f"exactly one .* got {given}"):
         model(**(inputs if given == "both" else {}))
-
-
-def test_a_sequence_beyond_the_positions_warns(ids, caplog):
-    model = make(LimeForCausalLM, LimeConfig(**{**TINY, "max_position_embeddings": 9}))
-    logging.enable_propagation()
-    try:
-        with torch.no_grad():
-            model(ids[:, :9])
-            assert "max_position_embeddings" not in caplog.text
-            model(ids)
-    finally:
-        logging.disable_propagation()
-    assert "11 tokens is longer than max_position_embeddings (9)" in caplog.text
 
 
 @pytest.mark.parametrize("kept", ["last", "rows", "mask", "indices"])

@@ -1,10 +1,9 @@
 """Two processes on one machine, by DDP and by FSDP2, descend as one does on the whole batch."""
 
-import datetime
-
 import pytest
 import torch
-from forked import in_forks, leave
+from forked import in_forks, join, leave
+from host_models import make_attached
 from tiny import CASES, SLOW, TINY, make
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
@@ -26,7 +25,9 @@ def a_batch():
 
 
 def a_model(variant):
-    """Build a variant, or one of its further forms by the name of the case."""
+    """Build a variant, or one of its further forms by the name of the case, or a host."""
+    if variant == "attached":
+        return make_attached("llama", dtype=torch.float64)
     name, fields = next((name, fields) for case, name, fields in CASES if case == variant)
     entry = lookup(name)
     return make(entry.causal_lm, entry.config(**{**TINY, **fields})).double()
@@ -55,15 +56,6 @@ def sharded(model, as_one):
     return model
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of this process and no other."""
-    meet = f"file://{tmp_path}/meet-alone"
-    distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 # Slots are views, which nothing changes in place.
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @needs_processes
@@ -81,14 +73,7 @@ def test_layers_sharded_one_by_one_have_the_gradients_of_the_plain_model(reshard
 
 
 def work(rank, cases, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=300),
-    )
+    join(rank, WORLD, folder)
     # Several groups in a shallow model.
     shared_buffer._GROUP = 3
     weights = []
@@ -121,6 +106,10 @@ OTHERS = [
     ("dca", "fsdp checkpointed"),
     ("lime_half", "fsdp checkpointed"),
     ("fused_kv", "fsdp"),
+    ("attached", "ddp"),
+    ("attached", "fsdp"),
+    ("attached", "ddp checkpointed"),
+    ("attached", "fsdp checkpointed"),
 ]
 
 

@@ -1,7 +1,6 @@
 """The keywords of a forward: a cache under either name, and no keyword that has no effect."""
 
 import inspect
-import warnings
 
 import pytest
 import torch
@@ -54,23 +53,6 @@ def test_a_cache_is_used_under_either_name(model, ids):
             assert cache.get_seq_length() == ids.shape[1]
             got = torch.cat([first.logits, second.logits], 1)
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_older_name_is_deprecated_where_llamas_is(model, ids):
-    """Warnings are errors in these tests."""
-    config = model.config.to_dict()
-    llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**config | {"model_type": "llama"}))
-    warned = []
-    for each in (llama, model):
-        with warnings.catch_warnings(record=True) as raised, torch.no_grad():
-            warnings.simplefilter("always")
-            each(ids, past_key_values=DynamicCache(config=each.config))
-        warned.append([str(w.message).replace(type(each).__name__, "") for w in raised])
-    assert warned[0] == warned[1] and len(warned[0]) == (CACHE == "cache")
-    with torch.no_grad():
-        model(ids, **{CACHE: DynamicCache(config=model.config)})
-        model(ids, cache=DynamicCache(config=model.config))
-        model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
 
 
 def test_training_makes_no_cache_and_uses_one_that_is_given(model, ids):
@@ -155,13 +137,19 @@ def test_a_keyword_of_attention_reaches_it(model, ids):
         model(ids, notes="read")
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_attention_to_later_tokens_is_that_of_llama(ids, implementation):
+def plain_and_llama(implementation):
+    """Return our plain decoder and transformers' LLaMA with the same weights."""
     plain = make(PlainForCausalLM, PlainConfig(**TINY, attn_implementation=implementation))
     values = {**plain.config.to_dict(), "model_type": "llama"}
     llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**values)).eval()
     llama.load_state_dict(plain.state_dict())
     llama.set_attn_implementation(implementation)
+    return plain, llama
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_attention_to_later_tokens_is_that_of_llama(ids, implementation):
+    plain, llama = plain_and_llama(implementation)
     with torch.no_grad():
         expected = llama(ids, is_causal=False, use_cache=False).logits
         got = plain(ids, is_causal=False, use_cache=False).logits
@@ -172,11 +160,7 @@ def test_attention_to_later_tokens_is_that_of_llama(ids, implementation):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_packed_texts_have_llamas_loss(ids, implementation):
-    plain = make(PlainForCausalLM, PlainConfig(**TINY, attn_implementation=implementation))
-    values = {**plain.config.to_dict(), "model_type": "llama"}
-    llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**values)).eval()
-    llama.load_state_dict(plain.state_dict())
-    llama.set_attn_implementation(implementation)
+    plain, llama = plain_and_llama(implementation)
     pack = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     texts = [ids[0, :5], ids[1], ids[2, :8]]
     batch = pack([{"input_ids": text.tolist()} for text in texts])
@@ -254,31 +238,9 @@ def test_what_continuous_batching_passes_is_known(model, ids):
         model(ids, read_index=[ids])
 
 
-@pytest.mark.slow
-def test_compiled_packed_texts_keep_apart(model, ids):
-    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
-    with torch.no_grad():
-        expected = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
-        got = torch.compile(model, backend="eager")(ids[:1], position_ids=positions).logits
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_a_checkpointed_layer_writes_no_cache(model, ids):
     """Run twice, it would write every token twice."""
     model.train().gradient_checkpointing_enable()
     cache = DynamicCache(config=model.config)
     model(ids, labels=ids, **{CACHE: cache}).loss.backward()
     assert cache.get_seq_length() == 0
-
-
-def test_the_older_name_reaches_the_heads(ids):
-    """Those of transformers hand it on, under the name of their release."""
-    entry = lookup("lime")
-    model = make(entry.token_classification, entry.config(**TINY))
-    with torch.no_grad():
-        expected = model(ids).logits[:, 6:]
-        cache = DynamicCache(config=model.config)
-        model(ids[:, :6], **{CACHE: cache})
-        got = model(ids[:, 6:], **{CACHE: cache}).logits
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    assert isinstance(getattr(model.model(ids), CACHE), DynamicCache)

@@ -176,15 +176,6 @@ def test_training_is_causal_without_a_mask(model, ids, monkeypatch, reentrant):
 
 @pytest.mark.slow
 @COMPILED
-def test_compiled_training_is_causal_without_a_mask(model, ids):
-    """With a cache, as models come; without one in the next test."""
-    calls, compiled = record_compiled_attention(model.train())
-    compiled(ids, labels=ids).loss.backward()
-    assert calls == [CAUSAL] * N_LAYERS
-
-
-@pytest.mark.slow
-@COMPILED
 def test_compiled_checkpointing_is_causal_without_a_mask(model, ids):
     model.gradient_checkpointing_enable({"use_reentrant": False})
     calls, compiled = record_compiled_attention(model.train())
@@ -215,36 +206,16 @@ def test_left_padding_has_a_mask(model, ids, monkeypatch):
     assert calls == [MASKED] * N_LAYERS
 
 
-@COMPILED
-@pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=SLOW)], ids=["eager", "compiled"]
-)
-def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch, compiled):
+def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch):
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         expected = model(ids).logits
         first = model(ids[:, :6], cache=cache).logits
-        if compiled:
-            calls, forward = record_compiled_attention(model)
-        else:
-            calls, forward = record_eager_attention(monkeypatch), model
-        second = forward(ids[:, 6:10], cache=cache).logits
-        last = forward(ids[:, 10:], cache=cache).logits
+        calls = record_eager_attention(monkeypatch)
+        second = model(ids[:, 6:10], cache=cache).logits
+        last = model(ids[:, 10:], cache=cache).logits
     assert calls == [MASKED] * N_LAYERS + [ONE_QUERY] * N_LAYERS
     torch.testing.assert_close(torch.cat([first, second, last], 1), expected, **CLOSE)
-
-
-@pytest.mark.slow
-@COMPILED
-def test_a_compiled_static_cache_has_a_mask(model, ids):
-    with torch.no_grad():
-        expected = model(ids).logits
-        cache = StaticCache(config=model.config, max_cache_len=16)
-        first = model(ids[:, :10], cache=cache).logits
-        calls, compiled = record_compiled_attention(model)
-        last = compiled(ids[:, 10:], cache=cache).logits
-    assert calls == [MASKED] * N_LAYERS
-    torch.testing.assert_close(torch.cat([first, last], 1), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(

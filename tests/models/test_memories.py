@@ -102,14 +102,6 @@ def test_maps_metrics_and_summary_are_the_trained_routers(base, adapted, recwarn
     np.testing.assert_array_equal(maps[1], head_heatmaps(merged))
 
 
-def test_capture_sees_the_routers_in_use(adapted, ids):
-    (got,) = capture(adapted, [ids])
-    (expected,) = capture(adapted.merge_and_unload(), [ids])
-    for kind in ("hidden", "routed"):
-        for a, b in zip(getattr(got, kind), getattr(expected, kind), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
 def test_pruning_refuses_what_an_adapter_holds(adapted, ids):
     before = {name: p.detach().clone() for name, p in adapted.named_parameters()}
     with pytest.raises(ValueError, match="router of layer 1"):
@@ -120,15 +112,6 @@ def test_pruning_refuses_what_an_adapter_holds(adapted, ids):
     merged = adapted.merge_and_unload()
     assert [row.layer for row in merged.prune_routers(1)] == [1, 2, 3]
     assert merged(ids).logits.isfinite().all()
-
-
-def test_pruning_beside_an_adapter_of_projections(base, ids):
-    adapted = peft.get_peft_model(base, config(modules_to_save=None))
-    adapted.prune_routers(2)
-    merged = copy.deepcopy(adapted).merge_and_unload()
-    assert [len(sources) for sources in merged.config.router_sources] == [0, 1, 1, 1]
-    with torch.no_grad():
-        torch.testing.assert_close(adapted(input_ids=ids).logits, merged(ids).logits)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -174,21 +157,3 @@ def test_an_adapter_with_routers_is_saved_and_loaded(base, adapted, ids, tmp_pat
     with torch.no_grad():
         torch.testing.assert_close(again(input_ids=ids).logits, adapted(input_ids=ids).logits)
     np.testing.assert_array_equal(mean_heatmap(again), mean_heatmap(adapted))
-
-
-def test_the_matrices_of_the_docs_are_those_peft_takes_of_a_llama(entry):
-    """PEFT knows model types by a table of its own and asks where it does not know one."""
-    mapping = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    assert set(mapping["llama"]) == config().target_modules
-    with pytest.raises(ValueError, match="specify `target_modules`"):
-        peft.get_peft_model(entry.causal_lm(entry.config(**TINY)), config(target_modules=None))
-    whole = peft.get_peft_model(
-        entry.causal_lm(entry.config(**TINY)),
-        config(target_modules="all-linear", modules_to_save=None),
-    )
-    touched = {name.rpartition(".")[2] for name in whole.base_model.targeted_module_names}
-    assert touched == {f"{letter}_proj" for letter in "qkvo"} | {
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    }

@@ -5,7 +5,6 @@ import logging
 import pytest
 import torch
 from tiny import KINDS, TINY, make
-from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -16,7 +15,6 @@ from transformers import (
     pipeline,
 )
 from transformers import logging as transformers_logging
-from transformers.modelcard import TrainingSummary
 
 from layermem.models.registry import lookup
 
@@ -24,16 +22,6 @@ from layermem.models.registry import lookup
 @pytest.fixture(params=KINDS)
 def entry(request):
     return lookup(request.param)
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of this process and no other."""
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
-    )
-    yield
-    distributed.destroy_process_group()
 
 
 def in_place(model):
@@ -63,26 +51,6 @@ def test_smoothed_labels_are_those_of_the_next_token(entry, wrap, alone, ids, tm
     log_p = bare(ids).logits[:, :-1].log_softmax(-1)
     own = -log_p.gather(-1, ids[:, 1:, None]).mean()
     torch.testing.assert_close(got, 0.9 * own - 0.1 * log_p.mean())
-
-
-def test_a_model_card_names_the_task(entry, tmp_path):
-    heads = {
-        "text-generation": entry.causal_lm,
-        "text-classification": entry.sequence_classification,
-        "token-classification": entry.token_classification,
-        "question-answering": entry.question_answering,
-    }
-    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
-    for task, head in heads.items():
-        trainer = Trainer(model=make(head, entry.config(**TINY)), args=arguments)
-        assert TrainingSummary.from_trainer(trainer).tasks == task
-
-
-def test_serving_takes_a_causal_lm_for_a_language_model(entry):
-    manager = pytest.importorskip("transformers.cli.serving.model_manager")
-    model = make(entry.causal_lm, entry.config(**TINY))
-    modality = manager.ModelManager.get_model_modality(model)
-    assert modality == manager.Modality.LLM
 
 
 def test_pipelines_know_every_head(entry, tokenizer, caplog):

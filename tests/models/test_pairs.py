@@ -113,12 +113,6 @@ def test_every_pair_is_the_plain_decoder_at_the_identity_setting(name, ids):
         assert (ours(ids).logits - expected).abs().max() > 1e-6
 
 
-def run_in_new_process(code):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-
-
 @pytest.mark.slow
 def test_a_new_process_loads_and_unpickles_a_pair(tmp_path):
     torch.manual_seed(0)
@@ -128,12 +122,11 @@ def test_a_new_process_loads_and_unpickles_a_pair(tmp_path):
         expected = model(ids).logits.sum().item()
     model.save_pretrained(tmp_path)
     (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
-    loaded = {
-        "auto": "AutoModelForCausalLM.from_pretrained(folder)",
-        "pickle": "pickle.load(open(folder + '/model.pickle', 'rb'))",
-        "by name": "pairs.LimeHyperConnectionsForCausalLM.from_pretrained(folder)",
-    }
-    for expression in loaded.values():
+    for expression in (
+        "AutoModelForCausalLM.from_pretrained(folder)",
+        "pickle.load(open(folder + '/model.pickle', 'rb'))",
+        "pairs.LimeHyperConnectionsForCausalLM.from_pretrained(folder)",
+    ):
         code = f"""
 import pickle, layermem, torch
 from transformers import AutoModelForCausalLM
@@ -142,6 +135,8 @@ folder = {str(tmp_path)!r}
 model = {expression}
 print(type(model).__name__, model(torch.arange(5)[None]).logits.sum().item())
 """
-        name, total = run_in_new_process(code).split()[-2:]
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        name, total = done.stdout.split()[-2:]
         assert name == "LimeHyperConnectionsForCausalLM"
         assert float(total) == pytest.approx(expected, rel=1e-5)

@@ -135,17 +135,12 @@ def test_plain_loads_a_llama_folder(llama, saved_llama, ids):
         assert torch.equal(load(saved_llama)(ids).logits, llama(ids).logits)
 
 
-@pytest.mark.parametrize("family", ["Mistral", "Qwen3", "GPT2"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen3"])
 def test_another_family_is_refused(family, tmp_path):
-    fields = {**TINY, "n_layer": 1, "n_head": 2, "n_embd": 8} if family == "GPT2" else TINY
-    config = getattr(transformers, f"{family}Config")(**fields)
-    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
-    model = getattr(transformers, name)(config)
+    config = getattr(transformers, f"{family}Config")(**TINY)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
     model.save_pretrained(tmp_path)
-    for load in (
-        *(LimeForCausalLM.from_pretrained, PlainForCausalLM.from_pretrained),
-        LimeForCausalLM.from_llama,
-    ):
+    for load in (LimeForCausalLM.from_pretrained, LimeForCausalLM.from_llama):
         with pytest.raises(ValueError, match=f"'{family.lower()}'"):
             load(tmp_path)
     with pytest.raises(ValueError, match=f"'{family.lower()}'"):
@@ -176,7 +171,7 @@ def test_from_llama_never_gives_weights_another_meaning(fields, llama, saved_lla
             LimeForCausalLM.from_llama(source, **fields)
 
 
-@pytest.mark.parametrize("name", ["cla", "yoco", "fused_kv", "cla+mudd"])
+@pytest.mark.parametrize("name", ["cla", "yoco", "fused_kv", "cla+mudd", "lime_half"])
 def test_from_llama_makes_no_plain_decoder_of_a_variant_that_shares(name, llama, saved_llama):
     """At the fields that make it the plain decoder it would share nothing."""
     cls = lookup(name).causal_lm
@@ -184,7 +179,8 @@ def test_from_llama_makes_no_plain_decoder_of_a_variant_that_shares(name, llama,
         with pytest.raises(ValueError, match=f"2 of the 4 layers of {cls.__name__}"):
             cls.from_llama(source)
     # Who asks for it by name has it.
-    assert isinstance(cls.from_llama(llama, **cls.variant.plain_fields), cls)
+    if cls.variant.plain_fields is not None:
+        assert isinstance(cls.from_llama(llama, **cls.variant.plain_fields), cls)
 
 
 def test_from_llama_takes_a_llama_without_memory(llama, tmp_path, ids):
@@ -270,13 +266,6 @@ def test_from_llama_leaves_no_weight_out(saved_llama):
         LimeForCausalLM.from_llama(saved_llama)
 
 
-def test_names_may_be_mapped(saved, ids):
-    expected = LimeForCausalLM.from_pretrained(saved)(ids).logits
-    edit_weights(saved, wrap)
-    model = LimeForCausalLM.from_pretrained(saved, key_mapping={r"^wrapped\.": ""})
-    assert torch.equal(model(ids).logits, expected)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -284,17 +273,12 @@ def test_names_may_be_mapped(saved, ids):
         *(("hidden_act", "gelu"), ("rms_norm_eps", 0.01), ("tie_word_embeddings", True)),
     ],
 )
-@pytest.mark.parametrize("given", ["config", "config of a path", "field", "ignored sizes"])
-def test_other_fields_than_the_checkpoints_are_refused(given, name, value, saved, tmp_path):
+def test_other_fields_than_the_checkpoints_are_refused(name, value, saved):
     asked = {name: value}
-    if given == "ignored sizes":
-        asked["ignore_mismatched_sizes"] = True
-    elif given != "field":
-        config = LimeConfig(**{**TINY, name: value})
-        config.save_pretrained(tmp_path / "config")
-        asked = {"config": config if given == "config" else tmp_path / "config"}
-    with pytest.raises(ValueError, match=f"{name}=.*, got {name}={value}"):
-        LimeForCausalLM.from_pretrained(saved, **asked)
+    config = {"config": LimeConfig(**{**TINY, name: value})}
+    for given in (asked, {**asked, "ignore_mismatched_sizes": True}, config):
+        with pytest.raises(ValueError, match=f"{name}=.*, got {name}={value}"):
+            LimeForCausalLM.from_pretrained(saved, **given)
 
 
 def test_heads_of_another_width_are_refused(saved):
@@ -386,23 +370,18 @@ def test_saved_folders_hold_no_pickle_and_a_stub(saved, tmp_path):
     assert {path.name for path in (tmp_path / "again").iterdir()} == names
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_the_stub_loads_or_says_what_is_missing(installed, saved, tmp_path):
-    path = Path(__file__).parents[2] / "src"
-    if not installed:
-        # A package of our name that cannot be imported: as if it were not installed.
-        path = tmp_path / "block"
-        (path / "layermem").mkdir(parents=True)
-        (path / "layermem" / "__init__.py").write_text("raise ImportError('absent')")
+@pytest.mark.slow
+def test_the_stub_says_what_is_missing(saved, tmp_path):
+    # A package of our name that cannot be imported: as if it were not installed.
+    path = tmp_path / "block"
+    (path / "layermem").mkdir(parents=True)
+    (path / "layermem" / "__init__.py").write_text("raise ImportError('absent')")
     code = (
         "from transformers import AutoModelForCausalLM as A; "
-        f"print(type(A.from_pretrained({str(saved)!r}, trust_remote_code=True)).__module__)"
+        f"A.from_pretrained({str(saved)!r}, trust_remote_code=True)"
     )
     environment = {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(path)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
-    if installed:
-        assert done.stdout.strip() == "layermem.variants.lime", done.stderr
-    else:
-        assert done.returncode and "pip install layermem" in done.stderr
+    assert done.returncode and "pip install layermem" in done.stderr

@@ -48,8 +48,3 @@ def test_declared_classes_are_found_where_their_config_is(name):
         assert cls.config_class is entry.config and cls.variant is entry.variant
         assert cls.__doc__ and cls.__name__.startswith(entry.config.__name__[: -len("Config")])
     assert entry.config.model_type == f"layermem_{name}"
-
-
-def test_the_attention_implementation_is_chosen():
-    model = layermem.build("lime", **TINY, attn_implementation="eager")
-    assert model.config._attn_implementation == "eager"

@@ -1,17 +1,12 @@
 """Layers that share a buffer: equal to layers that do not, and which forwards share one."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-from tiny import TINY, make
+from tiny import SLOW, TINY, make
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import parametrize
-from transformers import StaticCache
 
-from layermem import PlainConfig, PlainForCausalLM
 from layermem.models import memories
-from layermem.models.attention import Attention
 from layermem.models.registry import lookup
 from layermem.ops import shared_buffer as room
 from layermem.ops.route import route
@@ -78,27 +73,16 @@ def test_a_training_step_equals_naive(heads, attention, fields, ids, begun):
     assert begun == [model.config.num_hidden_layers] * (model.config.num_hidden_layers > 1)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-def test_generation_with_padding_equals_naive(static, ids, begun):
+def test_generation_with_padding_equals_naive(ids, begun):
     model = a_model().eval()
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    options = {"cache_implementation": "static"} if static else {}
-    options |= {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
     with using_naive():
         expected = model.generate(ids, **options)
     assert not begun
     assert torch.equal(model.generate(ids, **options), expected)
     assert len(begun) == 6
-
-
-def test_cached_logits_equal_those_of_a_forward(ids):
-    model = a_model().eval()
-    with torch.no_grad():
-        expected = model(ids).logits
-        cache = StaticCache(model.config, max_cache_len=11)
-        parts = [model(part, cache=cache).logits for part in ids.split([4, 1, 5, 1], 1)]
-        torch.testing.assert_close(torch.cat(parts, 1), expected)
 
 
 def test_the_layers_that_run_are_those_that_share(ids, begun):
@@ -108,19 +92,6 @@ def test_the_layers_that_run_are_those_that_share(ids, begun):
         model.config.num_hidden_layers = depth
         model(ids)
     assert begun == [7, 5]
-
-
-def test_hidden_states_and_attentions_are_recorded_alike(ids, begun):
-    model = a_model(attn_implementation="eager").eval()
-    options = {"output_hidden_states": True, "output_attentions": True}
-    got = model(ids, **options)
-    with using_naive():
-        expected = model(ids, **options)
-    assert len(begun) == 1
-    for name in ("hidden_states", "attentions"):
-        assert len(got[name]) == len(expected[name])
-        for a, b in zip(got[name], expected[name], strict=True):
-            torch.testing.assert_close(a, b)
 
 
 def checkpointed(model):
@@ -135,27 +106,6 @@ def one_layer_wrapped(model):
     model.model.layers[2] = checkpoint_wrapper(model.model.layers[2])
 
 
-def one_attention_of_another_class(model):
-    class Other(Attention):
-        def forward(self, x, slots, *arguments, **kwargs):
-            return super().forward(x, tuple(slots), *arguments, **kwargs)
-
-    model.model.layers[2].self_attn.__class__ = Other
-
-
-def one_memory_wrapped(model):
-    class Wrapper(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, *arguments):
-            return self.inner(*arguments)
-
-    attention = model.model.layers[4].self_attn
-    attention.memory = Wrapper(attention.memory)
-
-
 def one_weight_parametrized(model):
     class Doubled(torch.nn.Module):
         def forward(self, weight):
@@ -164,12 +114,6 @@ def one_weight_parametrized(model):
     parametrize.register_parametrization(
         model.model.layers[4].self_attn.memory, "weight", Doubled()
     )
-
-
-def one_forward_replaced(model):
-    memory = model.model.layers[4].self_attn.memory
-    real = memory.forward
-    memory.forward = lambda *arguments: real(*arguments)
 
 
 def a_hook_before_a_memory(model):
@@ -193,10 +137,7 @@ def a_hook_after_a_memory(model):
     "change",
     [
         one_layer_wrapped,
-        one_attention_of_another_class,
-        one_memory_wrapped,
         one_weight_parametrized,
-        one_forward_replaced,
         a_hook_before_a_memory,
         a_hook_after_a_memory,
     ],
@@ -212,9 +153,7 @@ def test_what_cannot_share_does_not_and_is_right(change, ids, begun):
 
 @pytest.mark.parametrize("change", [checkpointed, checkpointed_reentrantly])
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"router_shares_kv": False}, {"router_grain": "layer"}, {"variant": "lime_half"}],
-    ids=str,
+    "fields", [{}, {"router_shares_kv": False}, {"variant": "lime_half"}], ids=str
 )
 @pytest.mark.parametrize("loss", ["last", "hidden"])
 def test_layers_that_run_twice_share(change, fields, loss, ids, begun):
@@ -256,44 +195,6 @@ def test_routers_that_read_some_layers_share(fields, ids, begun):
         assert_same(got, gradients(model, ids))
 
 
-@pytest.mark.parametrize("keep", [0.7, 2])
-def test_pruned_routers_share(keep, ids, begun):
-    """What they no longer read has no weight, and its gradients lack what they sent."""
-    model = a_model()
-    model.prune_routers(keep)
-    assert any(
-        len(layer.self_attn.memory.sources) < i
-        for i, layer in enumerate(model.model.layers, 1)
-        if i > 1
-    )
-    got = gradients(model, ids)
-    assert begun == [7]
-    with using_naive():
-        assert_same(got, gradients(model, ids))
-
-
-@pytest.mark.parametrize("autocast", [False, True], ids=["weights", "autocast"])
-@pytest.mark.parametrize(
-    "fields", [{}, {"router_shares_kv": False, "router_grain": "layer"}], ids=str
-)
-def test_half_precision_shares_and_is_as_exact(autocast, fields, ids, begun):
-    """In one group, as its sums would be rounded between groups."""
-    model = a_model(**fields).bfloat16()
-    with using_naive():
-        exact = gradients(model.double(), ids)
-
-    def error(path):
-        half = model.float() if autocast else model.bfloat16()
-        with path(), torch.autocast("cpu", enabled=autocast):
-            got = gradients(half, ids)
-        return sum((got[name].double() - exact[name]).norm() / exact[name].norm() for name in exact)
-
-    expected = error(using_naive)
-    assert not begun
-    assert error(nullcontext) < 1.1 * expected
-    assert begun == [7]
-
-
 def test_a_reading_hook_sees_and_changes_nothing_without_gradients(ids, begun):
     """As analysis captures values and routed values."""
     model, seen = a_model().eval(), {}
@@ -313,47 +214,14 @@ def test_a_reading_hook_sees_and_changes_nothing_without_gradients(ids, begun):
     assert begun == [7, 7]
 
 
-def test_gradient_checkpointing_in_eval_mode_shares(ids, begun):
-    """Nothing is recomputed then."""
-    model = a_model()
-    checkpointed(model)
-    model.eval()(ids)
-    assert begun == [7]
-
-
-def test_a_variant_without_memory_has_no_buffer(ids, begun):
-    make(PlainForCausalLM, PlainConfig(**SIZES))(ids)
-    assert not begun
-
-
-def test_second_derivatives_are_refused(ids):
-    model = a_model(num_hidden_layers=4, attn_implementation="eager")
-    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
-    with pytest.raises(RuntimeError, match="using_naive"):
-        loss = model(inputs_embeds=embeds, labels=ids).loss
-        torch.autograd.grad(loss, [embeds], create_graph=True)
-
-
-def test_two_forwards_before_their_backwards(ids):
-    """Each has its own buffer; accumulated gradients add up."""
-    model = a_model()
-    parts = [ids[:1], ids[1:]]
-    losses = [model(part, labels=part).loss for part in parts]
-    sum(losses).backward()
-    got = {n: p.grad.clone() for n, p in model.named_parameters()}
-    with using_naive():
-        expected = [gradients(model, part) for part in parts[:1]]
-        first = {n: g.clone() for n, g in expected[0].items() if n != "loss"}
-        second = gradients(model, parts[1])
-    assert_same(got, {n: g + second[n] for n, g in first.items()})
-
-
 @pytest.mark.parametrize(
-    "fields", [{}, {"router_grain": "layer", "router_shares_kv": False}], ids=str
+    "fields",
+    [{}, pytest.param({"router_grain": "layer", "router_shares_kv": False}, marks=SLOW)],
+    ids=str,
 )
 def test_a_compiled_step_equals_naive(fields, ids):
     """Also of a loss on hidden states, which a compiler cannot tell from one on the last layer."""
-    model = a_model(**fields)
+    model = a_model(**fields, num_hidden_layers=5)
 
     def grads(forward, hidden):
         model.zero_grad()

@@ -1,13 +1,8 @@
 """Stages of a decoder: what they compute one after the other, and in processes with schedules."""
 
-import datetime
-import importlib.util
-import os
-from pathlib import Path
-
 import pytest
 import torch
-from forked import in_forks, leave
+from forked import in_forks, join, leave
 from tiny import TINY, make
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -15,7 +10,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from layermem.models.registry import lookup
 from layermem.models.stages import DecoderStage, crossing, stage_layers
 
-ROOT = Path(__file__).parents[2]
 WINDOW = {"router": "last", "router_window": 2}
 CASES = {
     **{name: (name, {}) for name in ("plain", "lime", "hyper_connections", "mudd")},
@@ -83,43 +77,6 @@ def test_a_window_keeps_what_crosses_small():
     assert crossing(half.variant, half.config(**TINY), 1) == (("lent", 0), ("slot", 0))
     assert crossing(half.variant, half.config(**TINY), 3) == (("lent", 2),)
     assert crossing(lookup("plain").variant, full, 3) == ()
-    model = a_model("lime", WINDOW)
-    sent = DecoderStage(model, range(3))(draw(0))
-    # The residual, and the key and value of one slot.
-    assert [x.ndim for x in sent] == [3, 4, 4]
-
-
-@pytest.fixture
-def traffic():
-    path = ROOT / "benchmarks" / "pipeline_traffic.py"
-    spec = importlib.util.spec_from_file_location("pipeline_traffic", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("way", ["plain", "LIMe, full", "LIMe, last 4", "LIMe, first 4"])
-def test_the_counted_bytes_are_those_that_stages_send(way, traffic, monkeypatch):
-    sizes = 8, TINY["hidden_size"], TINY["num_attention_heads"], TINY["num_key_value_heads"]
-    monkeypatch.setitem(traffic.MODELS, "tiny", sizes)
-    name, fields = traffic.WAYS[way]
-    model = a_model(name, {**fields, "num_hidden_layers": 8}).float()
-    sent, total = (draw(0),), 0
-    for layers in stage_layers(8, 4)[:-1]:
-        sent = DecoderStage(model, layers)(*sent)
-        total += sum(x.nbytes for x in sent)
-    assert total == traffic.count_bytes("tiny", way, 4, draw(0).numel(), size=4)
-
-
-def test_the_page_shows_what_is_counted(traffic):
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    for model in traffic.MODELS:
-        for way in ("LIMe, full", "LIMe, last 4"):
-            cells = [f"| {model} ", f"| {way.removeprefix('LIMe, ')} |"]
-            for stages in (2, 4, 8):
-                ours, plain = (traffic.count_bytes(model, w, stages, 2048) for w in (way, "plain"))
-                cells.append(f" {ours / 1e6:.1f} MB ({ours / plain:.1f}) |")
-            assert "".join(cells) in page
 
 
 def test_tied_embeddings_are_refused():
@@ -135,15 +92,7 @@ def test_layers_are_shared_out():
 
 
 def work(rank, world, folder):
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet-{world}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=300),
-    )
+    join(rank, world, folder)
     found = {}
     for case, (name, fields) in CASES.items():
         for schedule in (ScheduleGPipe, Schedule1F1B):

@@ -20,7 +20,6 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
-from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import lookup
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.models.tensor_parallel import share_layers
@@ -171,22 +170,3 @@ def test_one_process_changes_no_plan(entry):
     before = dict(model.tp_plan)
     share_layers(model, DistributedConfig(tp_size=1, fsdp_size=2))
     assert model.tp_plan == before
-
-
-def test_a_mesh_that_knows_no_fsdp_is_refused(monkeypatch):
-    model = a_model("lime")
-    sizes = DistributedConfig(tp_plan="auto", tp_size=2, fsdp_size=2)
-    monkeypatch.setattr("transformers.__version__", "5.19.0")
-    share_layers(model, sizes)
-    monkeypatch.setattr("transformers.__version__", "5.18.2")
-    with pytest.raises(ValueError, match="tp_size=2 together with fsdp_size=2"):
-        share_layers(model, sizes)
-
-
-def test_a_config_of_ones_own_inherits_a_plan():
-    """One that says nothing of tensor parallelism hands whole heads to both seams."""
-    plan = DecoderConfig.base_model_tp_plan
-    assert {name.removeprefix("layers.*.") for name in plan} == SHARED.keys()
-    heads = {plan[f"layers.*.self_attn.{letter}_proj"] for letter in "qkv"}
-    assert heads == {"colwise_gather_output"}
-    assert plan["layers.*.self_attn.o_proj"] == "rowwise_split_input"

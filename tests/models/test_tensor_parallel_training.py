@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import in_forks, leave
+from forked import in_forks, join, leave
 from shared_models import a_model, descend, in_processes, load, some_ids, whole
 from torch import distributed
 
@@ -82,9 +82,7 @@ def as_torchrun_does(rank, world, folder):
     """Run the script as one process of several, which meet in a file."""
     os.chdir(folder)
     if world > 1:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-        meet = f"file://{folder}/meet"
-        distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
+        join(rank, world, folder)
     runpy.run_path("script.py", run_name="__main__")
     leave(folder)
 
@@ -139,18 +137,14 @@ def test_a_shared_model_compiles_as_one_graph(tmp_path):
 
 
 def misuse(rank, world, folder):
-    """Return what is said of uses that a shared model does not allow, and a copied router's sum."""
+    """Refuse what a shared model cannot do; return what a copied router and training compute."""
     model = load(folder / "lime", world)
-    said = []
-    for use in (
-        lambda: model.prune_routers(0.5),
-        lambda: next(capture(model, [some_ids()])),
-        lambda: next(capture(model, [some_ids()], kinds=("routed",))),
-    ):
-        with pytest.raises(ValueError) as error:
-            use()
-        said.append(str(error.value))
+    with pytest.raises(ValueError, match="router of layer 1"):
+        model.prune_routers(0.5)
+    with pytest.raises(ValueError, match="tp_size=2"):
+        next(capture(model, [some_ids()], kinds=("routed",)))
     hidden = next(capture(model, [some_ids()], kinds=("hidden",))).hidden[-1]
+    # PEFT copies what it trains whole.
     router = model.model.layers[1].self_attn.memory
     slots = [tuple(torch.ones(2, 1, 1, 3, 8, dtype=torch.float64)) for _ in range(2)]
     other = copy.deepcopy(router)
@@ -159,16 +153,10 @@ def misuse(rank, world, folder):
         sums = [float(m(None, slots)[0].abs().sum()) for m in (router, other)]
     mixing = load(folder / "lime_hidden", world)
     mixing(some_ids()).logits.square().mean().backward()
-    gradients = {name: whole(p.grad) for name, p in mixing.named_parameters()}
-    with torch.no_grad(), pytest.raises(NotImplementedError) as error:
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="tp_plan"):
         mixing(some_ids())
-    said.append(str(error.value))
-    return {
-        "said": said,
-        "hidden": torch.tensor(hidden),
-        "sums": sums,
-        "gradients": gradients,
-    }
+    gradients = {name: whole(p.grad) for name, p in mixing.named_parameters()}
+    return {"hidden": torch.tensor(hidden), "sums": sums, "gradients": gradients}
 
 
 def test_misuse_is_refused_and_copies_have_weights_of_their_own(tmp_path):
@@ -178,15 +166,7 @@ def test_misuse_is_refused_and_copies_have_weights_of_their_own(tmp_path):
     mixing(some_ids()).logits.square().mean().backward()
     hidden = torch.tensor(next(capture(model, [some_ids()], kinds=("hidden",))).hidden[-1])
     for found in in_processes(misuse, 2, tmp_path):
-        pruned, *captured, mixed = found["said"]
-        assert mixed.endswith(
-            "not supported here without gradients; load the model without a tp_plan"
-        )
         for name, parameter in mixing.named_parameters():
             torch.testing.assert_close(found["gradients"][name], parameter.grad, msg=name)
-        assert pruned.startswith("the router of layer 1 ")
-        assert all(said.startswith("tp_size=2: each process has the values") for said in captured)
         torch.testing.assert_close(found["hidden"], hidden)
-        # PEFT copies what it trains whole.
-        assert found["sums"][0] > 0
-        assert found["sums"][1] == 0
+        assert found["sums"][0] > 0 == found["sums"][1]

@@ -77,14 +77,6 @@ def test_a_sum_is_rounded_once(dtype):
         torch.testing.assert_close(got, expected.to(dtype))
 
 
-def test_autocast_changes_neither_dtype_nor_numbers():
-    slots, weight = random_slots(4, dtype=torch.float32)
-    expected = route(slots, weight)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = route(slots, weight)
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
 def test_gradients():
     slots, weight = random_slots(3, batch=1, heads=2, tokens=3, width=2)
     tensors = [tensor.clone().requires_grad_() for slot in slots for tensor in slot]
@@ -191,23 +183,11 @@ def test_without_gradients(model, context, few, monkeypatch):
             assert type(model.begin(x)) is Routes
 
 
-def test_a_hook_may_route_again():
-    model, x = Depth(), an_input().detach()
-    for gradients in (False, True):
-        with torch.set_grad_enabled(gradients):
-            shared = model.begin(x)
-            handed = shared.handed
-            for i, router in model.routers().items():
-                slots = shared.slots(i, handed)
-                slots.append(*torch.randn(2, 2, HEADS, 7, 5, dtype=x.dtype).unbind())
-                if router is not None:
-                    assert_same(route(slots, *router), route(slots, *router))
-                handed = slots.handed
-                if gradients:
-                    break
-
-
-@SOME
+@pytest.mark.parametrize(
+    "model",
+    ["scalars apart", "with gaps", pytest.param("all", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_compiled_it_is_the_same(model):
     torch.compiler.reset()
     x = an_input(heads=model.heads)
@@ -525,21 +505,6 @@ def test_a_backward_leaves_nothing():
     assert count() <= forward
     torch.autograd.grad(loss, tensors_of(model, x))
     assert count() < nothing + x.nbytes
-
-
-@pytest.mark.parametrize("depth", [3, 12, 24])
-def test_a_layer_has_as_many_edges_in_a_deep_model(depth):
-    routers = {i: (torch.randn(HEADS, HEADS * (i + 1)).requires_grad_(),) for i in range(depth)}
-    sources = {i: range(i + 1) for i in range(depth)}
-    shared = begin(routers, sources, torch.ones(2, requires_grad=True))
-    handed = shared.handed
-    for i in range(depth):
-        slots = shared.slots(i, handed)
-        slots.append(*torch.randn(2, 1, HEADS, 3, 4).requires_grad_().unbind())
-        key, _ = slots.route()
-        handed = slots.handed
-    # X and its tokens of keys and of values, P if there are groups, W, and the slot.
-    assert len(key.grad_fn.next_functions) == 7 + 2 * (depth > 8)
 
 
 def compiled_calls(depth):

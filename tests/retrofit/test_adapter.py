@@ -1,7 +1,6 @@
 """Saved routers: round trips, checkpoints, copies, and the base that they belong to."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from layermem.retrofit import (
-    adapter,
     attach,
     detach,
     load_attached,
@@ -132,16 +130,6 @@ def test_routers_under_lora_are_not_saved_without_it(tmp_path):
     save_routers(adapted.merge_and_unload(), tmp_path)
 
 
-def test_samples_of_a_large_weight_are_of_all_its_columns(monkeypatch, tmp_path):
-    monkeypatch.setattr(adapter, "_SAMPLES", 128)
-    model = make_attached("llama")
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight[:, 7].mul_(1.1)
-    save_routers(model, tmp_path)
-    with pytest.raises(ValueError, match="weights"):
-        load_routers(attach(make_host("llama")), tmp_path)
-
-
 def test_damaged_files_are_refused(tmp_path):
     model = make_attached("llama")
     with pytest.raises(ValueError, match="holds no routers"):
@@ -159,12 +147,6 @@ def test_damaged_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="can be read"):
         load_routers(model, tmp_path)
     assert all(map(torch.equal, expected, router_parameters(model)))
-
-
-def test_routers_are_not_saved_beside_a_bare_model(tmp_path):
-    make_host("llama").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="a folder of their own"):
-        save_routers(make_attached("llama"), tmp_path)
 
 
 def test_copies_of_a_model_are_apart(tmp_path):
@@ -209,12 +191,3 @@ def test_a_base_is_recognised_in_any_precision(stored, tmp_path):
                 assert got.dtype == torch.float32 and torch.equal(got, wanted)
             with pytest.raises(ValueError, match="weights"):
                 load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
-
-
-def test_routers_of_another_format_are_refused(tmp_path):
-    model = make_attached("llama")
-    save_routers(model, tmp_path)
-    settings = json.loads((tmp_path / "routers.json").read_text())
-    (tmp_path / "routers.json").write_text(json.dumps({**settings, "format": 2}))
-    with pytest.raises(ValueError, match="format 2"):
-        load_routers(model, tmp_path)

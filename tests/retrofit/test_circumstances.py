@@ -1,19 +1,13 @@
 """An attached model under threads, errors, checkpointing, compilers, adapters and offloading."""
 
-import datetime
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from forked import in_forks, leave
 from host_models import HOSTS, make_attached, make_host, make_ids, shake_routers
-from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
-from layermem.ops.shared_buffer import using_naive
 from layermem.retrofit import attach, detach, router_parameters, save_routers, trainable
 from layermem.retrofit.attachment import attachment_of
 
@@ -139,13 +133,7 @@ def test_a_wrapper_that_runs_layers_again_is_refused():
 def test_checkpointing_gives_the_same_gradients(name, reentrant):
     model, ids = make_attached(name, dtype=torch.float64).train(), make_ids()
     if "deberta" in name and reentrant:
-        # Its layers share embeddings of positions, which re-entrant checkpointing goes through
-        # once for each layer: the bare model fails too.
-        model = detach(model)
-        model.gradient_checkpointing_enable({"use_reentrant": True})
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            gradients(model, ids)
-        return
+        pytest.skip("the bare model fails too: its layers share embeddings of positions")
     expected = gradients(model, ids)
     assert all(key in expected for key, _ in model.named_parameters() if ".memory." in key)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -157,15 +145,6 @@ def test_checkpointing_gives_the_same_gradients(name, reentrant):
     model.gradient_checkpointing_disable()
     torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
     assert attachment_of(model).running.lanes is None
-
-
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
-def test_checkpointing_where_slots_go_from_layer_to_layer(reentrant):
-    model, ids = make_attached("llama", dtype=torch.float64, window=2).train(), make_ids()
-    expected = gradients(model, ids)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    with using_naive():
-        torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
 
 
 # Said of the first layer, which has nothing to train.
@@ -182,17 +161,6 @@ def test_checkpointing_with_frozen_base(reentrant, window):
     # Transformers switches it on with checkpointing.
     model.disable_input_require_grads()
     torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
-
-
-def test_checkpointed_layers_run_again():
-    model, ids, calls = make_attached("llama").train(), make_ids(), []
-    model.model.layers[3].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    gradients(model, ids)
-    assert len(calls) == 2
-    detach(model)
-    gradients(model, ids)
-    assert len(calls) == 4
 
 
 # Compilers
@@ -279,92 +247,3 @@ def test_quantised_projections(tmp_path):
     trainable(model, "all")
     assert gradients(model, ids).keys() >= {"model.layers.3.self_attn.memory.weight"}
     save_routers(model, tmp_path)
-
-
-def test_routers_of_a_base_of_few_bits_learn():
-    """In 16 bits a step of 1e-3 on a weight of 1 is rounded away."""
-    model, ids = make_host("llama").bfloat16(), make_ids()
-    frozen = model.model.layers[3].mlp.up_proj
-    frozen.weight = nn.Parameter(frozen.weight.data.to(torch.float8_e4m3fn), requires_grad=False)
-    attach(model)
-    assert trainable(model, "all") == sum(
-        p.numel() for p in model.parameters() if p.dtype.itemsize > 1
-    )
-    frozen.weight = nn.Parameter(frozen.weight.data.bfloat16(), requires_grad=False)
-    trainable(model, "routers")
-    before = [p.detach().clone() for p in router_parameters(model)]
-    optimizer = torch.optim.AdamW(router_parameters(model), lr=1e-3, weight_decay=0.0)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-    for old, new in zip(before, router_parameters(model), strict=True):
-        assert new.dtype == torch.float32 and (old != new).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_and_autocast_are_close(dtype):
-    model, ids = make_attached("llama"), make_ids()
-    with torch.no_grad():
-        expected = model(ids).logits
-        with torch.autocast("cpu", dtype=dtype):
-            mixed = model(ids).logits
-        half = model.to(dtype)(ids).logits
-    for got in (half, mixed):
-        assert (got.float() - expected).abs().max() < 0.05 * expected.abs().max()
-
-
-# Several processes
-
-
-def a_batch():
-    return make_ids(4, 9, seed=5)
-
-
-def two_steps(model, batch):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(batch, labels=batch).loss.backward()
-        optimizer.step()
-    weights = (parameter.detach() for parameter in model.parameters())
-    return [w.full_tensor() if isinstance(w, DTensor) else w for w in weights]
-
-
-def work(rank, how, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=300),
-    )
-    model = make_attached("llama", dtype=torch.float64).train()
-    if "checkpointed" in how:
-        model.gradient_checkpointing_enable({"use_reentrant": "reentrant" in how})
-        model.enable_input_require_grads()
-    if "fsdp" in how:
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
-        assert all(isinstance(weight, DTensor) for weight in router_parameters(model))
-    else:
-        model = DistributedDataParallel(model)
-    weights = two_steps(model, a_batch().chunk(2)[rank])
-    torch.save(weights, f"{folder}/{rank}.pt")
-    leave(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
-@pytest.mark.parametrize("how", ["ddp", "fsdp", "ddp, checkpointed", "fsdp, checkpointed"])
-def test_two_processes_descend_as_one(how, tmp_path):
-    in_forks(work, (how, str(tmp_path)), 2)
-    model = make_attached("llama", dtype=torch.float64).train()
-    expected = two_steps(model, a_batch())
-    before = [p.detach() for p in make_attached("llama", dtype=torch.float64).parameters()]
-    assert any(not torch.equal(a, b) for a, b in zip(before, expected, strict=True))
-    for rank in range(2):
-        got = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from host_models import GEMMA, HOSTS, make_attached, make_host, make_ids, shake_routers
+from host_models import HOSTS, make_attached, make_host, make_ids, shake_routers
 from safetensors.torch import load_file, save_file
 
 from layermem.retrofit import (
@@ -22,10 +22,8 @@ from layermem.retrofit import (
     router_parameters,
     save_routers,
 )
-from layermem.retrofit.attachment import attachment_of
 from layermem_bench.data.tokenizers import load_tokenizer
 
-GREEDY = {"max_new_tokens": 8, "do_sample": False}
 EAGER = {"attn_implementation": "eager"}
 
 
@@ -88,16 +86,6 @@ def test_an_auto_class_opens_what_was_saved_and_the_hosts_own_refuses(name, tmp_
             cls.from_pretrained(tmp_path, config=config)
 
 
-def test_a_pipeline_opens_what_was_saved(whole):
-    model, folder = whole
-    tokenizer = load_tokenizer("bytes")
-    ids = tokenizer("w1 w2", return_tensors="pt").input_ids
-    expected = tokenizer.decode(model.generate(ids, **GREEDY)[0])
-    pipe = hf.pipeline("text-generation", model=str(folder))
-    assert pipe("w1 w2", **GREEDY)[0]["generated_text"] == expected
-    assert attachment_of(pipe.model).settings == attachment_of(model).settings
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_any_precision_and_shards(whole, dtype, tmp_path):
     whole[0].save_pretrained(tmp_path, max_shard_size="20KB")
@@ -108,18 +96,6 @@ def test_any_precision_and_shards(whole, dtype, tmp_path):
         assert parameter.dtype == (torch.float32 if id(parameter) in routers else dtype)
     expected = logits_of(load_attached(tmp_path, dtype=torch.float32))
     assert (logits_of(again).float() - expected).abs().max() < 0.05 * expected.abs().max()
-
-
-def test_weights_are_placed_by_a_device_map(whole, tmp_path):
-    pytest.importorskip("accelerate")
-    model, folder = whole
-    where = dict.fromkeys(
-        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
-    )
-    where |= {f"model.layers.{i}": ("cpu", "disk")[i % 2] for i in range(4)}
-    auto = hf.AutoModelForCausalLM
-    placed = auto.from_pretrained(folder, device_map=where, offload_folder=tmp_path)
-    torch.testing.assert_close(logits_of(placed), logits_of(model), rtol=1e-4, atol=1e-4)
 
 
 def test_other_heads_and_the_base_alone(whole, tmp_path):
@@ -154,36 +130,6 @@ def test_saved_again_it_is_the_same_and_detached_it_is_the_host(whole, tmp_path)
     bare = hf.LlamaForCausalLM.from_pretrained(tmp_path / "bare", **EAGER)
     assert json.loads((tmp_path / "bare" / "config.json").read_text())["model_type"] == "llama"
     assert torch.equal(logits_of(bare), logits_of(detach(copy.deepcopy(model))))
-
-
-def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):
-    sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
-    vision = {**sizes, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = hf.Gemma3Config(text_config=GEMMA, vision_config=vision, image_token_index=60)
-    model = shake_routers(attach(hf.Gemma3ForConditionalGeneration(config).eval()))
-    model.save_pretrained(tmp_path)
-    again = hf.AutoModelForImageTextToText.from_pretrained(tmp_path)
-    ids = make_ids() % 50
-    assert torch.equal(logits_of(again, ids), logits_of(model, ids))
-    for cls in (hf.Gemma3ForConditionalGeneration, hf.Gemma3ForCausalLM):
-        with pytest.raises(Exception):  # noqa: B017
-            cls.from_pretrained(tmp_path)
-
-
-def test_a_hosts_mapping_is_kept(tmp_path):
-    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True}
-    torch.manual_seed(0)
-    config = hf.FalconConfig(**sizes, **heads, bos_token_id=1, eos_token_id=256)
-    save(hf.FalconForCausalLM(config), tmp_path / "base")
-    base = hf.FalconForCausalLM.from_pretrained(tmp_path / "base", **EAGER)
-    names = {"attention": "self_attention", "fused": "query_key_value", "layout": "heads"}
-    model = shake_routers(attach(base, host=Host(layers="transformer.h", **names)))
-    save(model, tmp_path / "whole")
-    save_routers(model, tmp_path / "routers")
-    ids = torch.tensor([list(b"w1 w2")])
-    for folder in (tmp_path / "whole", tmp_path / "routers"):
-        assert torch.equal(logits_of(load_attached(folder, **EAGER), ids), logits_of(model, ids))
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
@@ -234,22 +180,9 @@ def test_routers_find_the_commit_of_the_hub_that_they_were_trained_on(hub_cache,
     assert revision() in (None, hub_cache.commit("org/base"))
 
 
-def without_a_layer(folder, tmp_path):
-    drop_weights(shutil.copytree(folder / "whole", tmp_path / "whole"), "layers.1.mlp")
-    return {"folder": tmp_path / "whole"}
-
-
 def without_a_router(folder, tmp_path):
     drop_weights(shutil.copytree(folder / "whole", tmp_path / "whole"), "layers.2.self_attn.memory")
     return {"folder": tmp_path / "whole"}
-
-
-def with_another_weight(folder, tmp_path):
-    path = shutil.copytree(folder / "whole", tmp_path / "whole")
-    weights = load_file(path / "model.safetensors")
-    weights["model.layers.2.self_attn.k_proj.lora_A.weight"] = torch.zeros(2, 2)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    return {"folder": path}
 
 
 def of_another_base(folder, tmp_path):
@@ -257,14 +190,11 @@ def of_another_base(folder, tmp_path):
     return {"folder": folder / "routers", "base": tmp_path / "other"}
 
 
-def of_a_base_named(name):
-    def make(folder, tmp_path):
-        model = make_attached("llama")
-        model.config._name_or_path = name
-        save_routers(model, tmp_path / "routers")
-        return {"folder": tmp_path / "routers"}
-
-    return make
+def of_a_lost_base(folder, tmp_path):
+    model = make_attached("llama")
+    model.config._name_or_path = "/gone/base"
+    save_routers(model, tmp_path / "routers")
+    return {"folder": tmp_path / "routers"}
 
 
 @pytest.mark.parametrize(
@@ -275,12 +205,9 @@ def of_a_base_named(name):
             lambda folder, _: {"folder": folder / "routers", "base": folder / "whole"},
             "has layer memory already",
         ),
-        (without_a_layer, r"lacks 3 .*model\.layers\.1\.mlp"),
         (without_a_router, r"lacks 1 .*model\.layers\.2\.self_attn\.memory"),
-        (with_another_weight, r"holds 1 weights .*lora_A"),
         (of_another_base, "weights are others"),
-        (of_a_base_named(""), "names no base .* ''"),
-        (of_a_base_named("/gone/base"), "names no base .*gone"),
+        (of_a_lost_base, "gone"),
     ],
 )
 def test_what_would_be_another_model_is_refused(adapter, make, message, tmp_path):
@@ -298,13 +225,6 @@ def test_a_lost_base_of_a_relative_path_is_not_looked_for_on_the_hub(tmp_path, m
     monkeypatch.setattr("layermem.retrofit.loading.find_commit", pytest.fail)
     with pytest.raises(ValueError, match="runs/base"):
         load_attached("routers")
-
-
-def test_embeddings_of_an_encoder_that_are_missing(tmp_path):
-    make_attached("bert").save_pretrained(tmp_path)
-    drop_weights(tmp_path, "position")
-    with pytest.raises(ValueError, match=r"bert\.embeddings"):
-        hf.AutoModelForMaskedLM.from_pretrained(tmp_path)
 
 
 # Without layermem
@@ -328,29 +248,17 @@ for name, load in {
         outcomes[name] = str(error)
 print("\\n" + json.dumps(outcomes))
 """
-STUB = """
-import transformers
-model = transformers.AutoModelForCausalLM.from_pretrained("whole", trust_remote_code=True)
-from layermem.retrofit import router_parameters
-print(len(list(router_parameters(model))))
-"""
-
-
-def run(code, folder):
-    """Return what code prints last, in an interpreter that has not imported layermem."""
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
-def test_without_layermem_all_is_refused_and_the_stub_imports_it(tmp_path):
+def test_without_layermem_all_is_refused(tmp_path):
     save(make_host("llama"), tmp_path / "base")
     save(make_attached("llama"), tmp_path / "whole")
-    outcomes = run(WITHOUT, tmp_path)
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout.splitlines()[-1])
     assert outcomes.pop("base") is None
     # transformers asks to trust the module first that says what is missing.
     assert "trust_remote_code" in outcomes.pop("auto")
     assert all("layermem" in message.lower() for message in outcomes.values()), outcomes
-    assert run(STUB, tmp_path) == 3

@@ -61,11 +61,9 @@ def test_the_width_of_a_head_is_the_models_own():
     ("make", "host"),
     [
         (make_t5, Host(**T5, head_dim=8)),
-        (make_t5, Host(**T5, head_dim=32)),
-        (lambda: make_host("llama"), Host(**LLAMA, head_dim=4)),
         (lambda: make_host("llama"), Host(**LLAMA, head_dim=16)),
     ],
-    ids=["t5, narrow", "t5, wide", "llama, narrow", "llama, wide"],
+    ids=["t5, narrow", "llama, wide"],
 )
 def test_heads_that_contradict_the_config_are_refused(make, host):
     model = make()

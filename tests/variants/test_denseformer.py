@@ -1,18 +1,10 @@
 """DenseFormer: bad settings, and the sources and the weight of a hand-computed sum."""
 
-import pytest
 import torch
 from tiny import TINY
 
 from layermem.models.registry import build
 from layermem.variants.denseformer import DenseformerConfig, source_depths
-
-
-@pytest.mark.parametrize("field", ["dilation", "period"])
-@pytest.mark.parametrize("value", [0, 5])
-def test_a_dilation_or_period_outside_the_depth_is_refused(field, value):
-    with pytest.raises(Exception, match=rf"{field} must be .*, got {value}"):
-        DenseformerConfig(**TINY, **{field: value})
 
 
 def test_the_sources_of_a_sum():

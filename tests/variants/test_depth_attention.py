@@ -18,22 +18,6 @@ YARN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"stride": 0}, "stride must be at least 1, got 0"),
-        ({"stride": 5}, "stride must be at most the 4 layers, got 5"),
-        ({"window": 1}, "window must be at least 2, got 1"),
-        ({"window": 5}, "got 5"),
-        ({"values": "rotated"}, "rotated"),
-        ({"gate": "token"}, "token"),
-    ],
-)
-def test_bad_settings_are_refused(fields, message):
-    with pytest.raises(Exception, match=message):
-        ENTRY.config(**TINY, **fields)
-
-
 @pytest.mark.parametrize("rope", [None, YARN], ids=["rope", "yarn"])
 def test_weights_are_those_of_queries_and_keys_after_rope(rope, ids):
     model = make(ENTRY.causal_lm, ENTRY.config(**TINY, rope_parameters=rope)).double()

@@ -33,10 +33,7 @@ def test_weights_of_channels_are_no_weights_of_heads():
         build().model.layers[3].self_attn.memory.static_weights_by_part()
 
 
-def test_two_layers_are_mixed():
-    with pytest.raises(Exception, match="at most 2 of 4 layers, so that 2 have.*got 3"):
-        FusedKVConfig(**TINY, num_kv_shared_layers=3)
-    # By default two layers are left.
+def test_two_layers_are_left_by_default():
     two = {**TINY, "num_hidden_layers": 2}
     assert FusedKVConfig(**two).num_storing == 2
     # Nothing to mix: the plain decoder.

@@ -7,16 +7,15 @@ import literal
 import pytest
 import torch
 from tiny import TINY, make
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import layermem
-from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem import PlainConfig, PlainForCausalLM
 from layermem.models.decoder import DecoderLayer
 from layermem.models.inputs import CACHE
 from layermem.models.registry import lookup
-from layermem.ops.rope import rotate
-from layermem.variants.lime_half import LimeHalf, LimeHalfConfig, LimeHalfForCausalLM
+from layermem.variants.lime_half import LimeHalfConfig, LimeHalfForCausalLM
 from layermem_bench.config.counting import count_cached, count_parameters, count_read
 
 DEEP = {**TINY, "num_hidden_layers": 6}
@@ -68,17 +67,6 @@ def test_what_a_token_reads_of_the_cache_is_counted():
     ):
         model = layermem.build(name, **TINY, **fields)
         assert count_read(model.config, model.variant) == entries * entry, (name, fields)
-
-
-def test_layers_without_keys_and_values_have_no_projections():
-    model = LimeHalfForCausalLM(LimeHalfConfig(**DEEP))
-    stored = [hasattr(layer.self_attn, "k_proj") for layer in model.model.layers]
-    assert stored == [True, False] * 3
-    names = [name for name, _ in model.named_parameters() if "layers.1." in name]
-    assert not [name for name in names if "k_proj" in name or "v_proj" in name]
-    assert [layer.lenders for layer in model.model.layers] == [(), (0,), (), (2,), (), (4,)]
-    assert model.config.kv_sharing_modes == [None, "reuse"] * 3
-    assert LimeForCausalLM(LimeConfig(**TINY)).config.kv_sharing_modes is None
 
 
 def test_storage_layers_share_a_buffer(ids):
@@ -141,40 +129,10 @@ def test_weights_of_another_layout_are_refused(tmp_path):
         LimeHalfForCausalLM.from_pretrained(tmp_path, storage=2)
 
 
-def test_what_needs_all_projections_is_refused():
-    sizes = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
-    with pytest.raises(ValueError, match="2 of the 4 layers"):
-        LimeHalfForCausalLM.from_llama(LlamaForCausalLM(LlamaConfig(**sizes)))
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"storage": 0}, "storage"),
-        ({"storage": [1, 2]}, "storage"),
-        ({"storage": [0, 2, 1]}, "storage"),
-        ({"storage": [0, 4]}, "storage"),
-        ({"router_sources": [[], [], [1], []]}, "router_sources"),
-    ],
-    ids=str,
-)
-def test_storage_that_cannot_be_is_named(fields, named):
-    with pytest.raises(Exception, match=named):
-        LimeHalfConfig(**TINY, **fields)
-
-
 def test_the_cache_of_continuous_batching_is_refused(ids):
     paged = object.__new__(PagedAttentionCache)
     with pytest.raises(NotImplementedError, match="generate with another cache"):
         LimeHalfForCausalLM(LimeHalfConfig(**TINY)).model(ids, **{CACHE: paged})
-
-
-def test_parameters_are_counted_without_what_is_absent():
-    config = LimeHalfConfig(**TINY, storage=3)
-    heads, width = config.num_key_value_heads, config.num_key_value_heads * config.head_dim
-    # Routers of layers 1 (of layer 0 and its own) and 2 (of 0, 1 and its own).
-    routers = heads**2 * (2 + 3)
-    assert LimeHalf.extra_parameters(config) == routers - 2 * config.hidden_size * width
 
 
 def tokens_run(model, ids, **kwargs):
@@ -214,19 +172,6 @@ def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cu
         torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("where", ["layer", "decoder", "before a layer"])
-def test_a_hook_sees_all_tokens_of_a_prompt(where, ids):
-    model = make(lookup("yoco").causal_lm, lookup("yoco").config(**DEEP))
-    seen, watched = [], model.model if where == "decoder" else model.model.layers[4]
-    if where == "before a layer":
-        watched.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
-    else:
-        watched.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
-    with torch.no_grad():
-        model(ids, use_cache=True, logits_to_keep=1)
-    assert seen == [ids.shape[1]]
-
-
 @pytest.mark.parametrize(("name", "attention"), [("yoco", "sdpa"), ("lime_half", "eager")])
 def test_a_prompt_in_a_static_cache_is_read_without_its_empty_places(name, attention, ids):
     """Without padding sdpa is given no mask, and one query alone would attend to empty places."""
@@ -241,24 +186,6 @@ def test_a_prompt_in_a_static_cache_is_read_without_its_empty_places(name, atten
         counts, logits = tokens_run(model, ids, **{CACHE: cache}, **given)
         assert (counts[-1] == 1) == is_cut
         torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
-
-
-def test_a_layer_that_borrows_is_asked_with_the_rotated_query(ids, monkeypatch):
-    """What it is lent is rotated too, so that a memory may compare the two."""
-    model = make(LimeHalfForCausalLM, LimeHalfConfig(**TINY))
-    seen = []
-    attention = model.model.layers[1].self_attn
-    forward = type(attention.memory).forward
-    monkeypatch.setattr(
-        type(attention.memory), "forward", lambda m, q, s: seen.append(q) or forward(m, q, s)
-    )
-    projected = []
-    attention.q_proj.register_forward_hook(lambda _, __, output: projected.append(output))
-    model(ids)
-    query = projected[0].view(*ids.shape, -1, attention.head_dim).transpose(1, 2)
-    tables = model.model.rotary_emb(query, torch.arange(ids.shape[1])[None])
-    torch.testing.assert_close(seen[0], rotate(query, *tables))
-    assert not torch.allclose(seen[0], query)
 
 
 def attentive(model):
@@ -285,3 +212,16 @@ def test_all_layers_run_on_a_prompt_that_is_looked_at_or_not_cached(given, ids):
     assert counts == [ids.shape[1]] * 6
     counts, _ = tokens_run(model.train(), ids, use_cache=True)
     assert counts == [ids.shape[1]] * 6
+
+
+@pytest.mark.parametrize("where", ["layer", "decoder", "before a layer"])
+def test_a_hook_sees_all_tokens_of_a_prompt(where, ids):
+    model = make(lookup("yoco").causal_lm, lookup("yoco").config(**DEEP))
+    seen, watched = [], model.model if where == "decoder" else model.model.layers[4]
+    if where == "before a layer":
+        watched.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    else:
+        watched.register_forward_hook(lambda _, __, out: seen.append(out[0].shape[1]))
+    with torch.no_grad():
+        model(ids, use_cache=True, logits_to_keep=1)
+    assert seen == [ids.shape[1]]

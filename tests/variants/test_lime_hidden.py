@@ -56,14 +56,6 @@ def test_pruning_keeps_the_fewest_layers_and_renormalises(ids, tmp_path):
     assert torch.equal(found == 0, expected == 0)
 
 
-def test_everything_is_kept_of_a_share_of_one(ids):
-    model = make(ENTRY.causal_lm, ENTRY.config(**TINY))
-    with torch.no_grad():
-        before = model(ids).logits
-        assert model.prune_top_p(1.0) == [4, 6, 8]
-        assert torch.equal(model(ids).logits, before)
-
-
 @pytest.mark.parametrize(
     ("fields", "p", "message"),
     [
@@ -77,11 +69,6 @@ def test_bad_pruning_is_refused(fields, p, message):
     model = layermem.build("lime_hidden", **TINY, **fields)
     with pytest.raises(ValueError, match=message):
         model.prune_top_p(p)
-
-
-def test_an_unknown_form_is_refused():
-    with pytest.raises(Exception, match="average"):
-        ENTRY.config(**TINY, form="average")
 
 
 @pytest.mark.parametrize("bias", [True, False])

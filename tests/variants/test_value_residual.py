@@ -6,37 +6,8 @@ from tiny import TINY
 
 import layermem
 from layermem.models.registry import lookup
-from layermem.models.seams import OwnLayerMemory
 
 ENTRY = lookup("value_residual")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"form": "mean"}, "mean"),
-        ({"first_weight": 0.3}, 'form="identity" has fixed weights, got first_weight=0.3'),
-        ({"form": "svformer", "own_weight": 1.0}, "fixed weights.*own_weight=1.0"),
-        ({"form": "constant", "first_weight": float("nan")}, "finite, got"),
-        ({"last_layers": 2}, 'form="sparse" alone, got form="identity"'),
-        ({"form": "sparse", "last_layers": 0}, "last_layers must be at least 1, got 0"),
-        ({"form": "sparse", "last_layers": 4}, "between 1 and the 3 layers.*got 4"),
-    ],
-)
-def test_bad_settings_are_refused(fields, message):
-    with pytest.raises(Exception, match=message):
-        ENTRY.config(**TINY, **fields)
-
-
-@pytest.mark.parametrize(("layers", "first"), [(1, None), (2, 1), (4, 3), (5, 3), (12, 9)])
-def test_the_sparse_form_mixes_in_the_last_quarter(layers, first):
-    model = layermem.build("value_residual", **{**TINY, "num_hidden_layers": layers}, form="sparse")
-    mixing = [
-        i
-        for i, layer in enumerate(model.model.layers)
-        if not isinstance(layer.self_attn.memory, OwnLayerMemory)
-    ]
-    assert mixing == ([] if first is None else list(range(first, layers)))
 
 
 @pytest.mark.parametrize("name", ["value_residual", "value_residual+mudd"])

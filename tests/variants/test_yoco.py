@@ -5,7 +5,6 @@ import torch
 from tiny import TINY
 
 import layermem
-from layermem.models.registry import lookup
 from layermem.variants.yoco import YocoConfig
 
 
@@ -23,13 +22,6 @@ def test_it_is_cla_with_a_list(shared, sources, ids):
         models.append(layermem.build(name, **TINY, **fields).eval())
     yoco, cla = models
     assert torch.equal(yoco(ids).logits, cla(ids).logits)
-
-
-@pytest.mark.parametrize("name", ["yoco", "fused_kv"])
-@pytest.mark.parametrize("shared", [-1, 4, 5])
-def test_a_layer_has_keys_and_values(name, shared):
-    with pytest.raises(Exception, match="num_kv_shared_layers"):
-        lookup(name).config(**TINY, num_kv_shared_layers=shared)
 
 
 def test_half_of_an_odd_depth_is_the_smaller_one():
