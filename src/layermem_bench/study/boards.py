@@ -30,6 +30,8 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if name == "all":
             arms |= {each: (each, ()) for each in dict.fromkeys(("plain", *list_variants()))}
             continue
+        if name in arms:
+            raise ValueError(f"the arm {name} is named twice")
         variant, *options = with_recipe(*name.split(":"))
         fields = Model(options=tuple(options)).variant_fields()
         check_names(lookup(variant, VARIANTS), fields.keys() - BUILT_WITH)
