@@ -29,7 +29,6 @@ REFUSED = [
     ("depth_attention", {"stride": 0}, "stride"),
     ("depth_attention", {"stride": 5}, "stride"),
     ("depth_attention", {"window": 1}, "window"),
-    ("depth_attention", {"window": 5}, "window"),
     ("depth_attention", {"values": "rotated"}, "rotated"),
     ("depth_attention", {"gate": "token"}, "token"),
     ("fused_kv", {"num_kv_shared_layers": 3}, "got 3"),
