@@ -201,7 +201,7 @@ ROOMS = {
     "src/layermem_bench/study": 2_800,
     "src/layermem_bench/tasks": 1_750,
     "src/layermem_bench/train": 1_980,
-    "tests": 24_600,
+    "tests": 24_610,
 }
 FILES = {
     "src/layermem/models/decoder.py": 300,

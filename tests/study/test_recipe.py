@@ -52,7 +52,7 @@ def test_boards_that_rank_alike_and_otherwise(tmp_path):
     result = ranked(tmp_path / "alike", loss)
     (alike,) = rank_correlations(result)
     assert alike.boards == ("code-8x64-1600", "code-8x64-400") and alike.arms == 4
-    assert (alike.value, alike.low, alike.high, alike.if_alike) == pytest.approx((1, 1, 1, 1))
+    assert (alike.value, *alike.ends, alike.if_alike) == pytest.approx((1, 1, 1, 1))
     (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
     assert table.texts()[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
 
@@ -60,7 +60,7 @@ def test_boards_that_rank_alike_and_otherwise(tmp_path):
         return loss(run) if run.max_steps == 400 else 100 - loss(run)
 
     (otherwise,) = rank_correlations(ranked(tmp_path / "otherwise", turned))
-    assert (otherwise.value, otherwise.high, otherwise.if_alike) == pytest.approx((-1, -1, 1))
+    assert (otherwise.value, otherwise.ends[1], otherwise.if_alike) == pytest.approx((-1, -1, 1))
 
 
 def test_arms_that_tie_have_no_rank(tmp_path):
@@ -75,7 +75,7 @@ def test_arms_that_tie_have_no_rank(tmp_path):
         return (0.5 if run.seed else 0.4 + PLACE[run.variant] / 100) + (run.max_steps == 400) / 10
 
     (found,) = rank_correlations(ranked(tmp_path / "mostly", mostly))
-    assert found.value == pytest.approx(1) and found.low is None and found.high is None
+    assert found.value == pytest.approx(1) and found.ends is None
 
 
 def test_arms_that_solve_a_board_leave_it_unsaid_whether_boards_rank_alike(tmp_path):
