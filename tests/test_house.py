@@ -179,17 +179,17 @@ def tracked():
 
 # Lines of Python that a room may have. A number may fall; it rises by what another room gives.
 ROOMS = {
-    "src/layermem": 9_730,
+    "src/layermem": 9_710,
     "src/layermem/ops": 1_340,
-    "src/layermem/models": 3_380,
+    "src/layermem/models": 3_355,
     "src/layermem/variants": 2_530,
     "src/layermem/retrofit": 1_470,
     "src/layermem/convert": 480,
     "src/layermem/generation": 500,
     "src/layermem_base": 370,
-    "src/layermem_bench": 19_330,
+    "src/layermem_bench": 19_380,
     "src/layermem_bench/analysis": 1_340,
-    "src/layermem_bench/cli": 1_450,
+    "src/layermem_bench/cli": 1_460,
     "src/layermem_bench/config": 980,
     "src/layermem_bench/data": 1_200,
     "src/layermem_bench/efficiency": 690,
@@ -198,10 +198,10 @@ ROOMS = {
     "src/layermem_bench/presets": 270,
     "src/layermem_bench/report": 1_790,
     "src/layermem_bench/results": 1_760,
-    "src/layermem_bench/study": 2_800,
+    "src/layermem_bench/study": 2_840,
     "src/layermem_bench/tasks": 1_750,
     "src/layermem_bench/train": 1_980,
-    "tests": 24_610,
+    "tests": 24_620,
 }
 FILES = {
     "src/layermem/models/decoder.py": 300,

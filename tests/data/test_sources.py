@@ -153,7 +153,7 @@ def test_what_is_no_text_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("a")
     with pytest.raises(ValueError, match="holds no file"):
         open_source(str(tmp_path))
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "latin.txt").write_bytes(b"na\xefve")
     with pytest.raises(ValueError, match="latin.txt"):
         list(open_source(str(tmp_path)))
 

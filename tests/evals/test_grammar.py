@@ -62,8 +62,8 @@ def test_a_pair_is_judged_by_the_log_probability_of_whole_sentences(which, batch
 
 
 def test_without_a_token_before_them_the_first_of_a_sentence_is_not_scored():
-    model, tokenizer, pairs = our_model(), load_tokenizer("bytes"), [pair("abc", "abd")]
-    ends = [pair("bc", "bd")]
+    model, tokenizer, pairs = our_model(), load_tokenizer("bytes"), [pair("abc", "abx")]
+    ends = [pair("bc", "bx")]
     after = judge_pairs(model, tokenizer, ends, predecessor=ord("a"))
     assert judge_pairs(model, tokenizer, pairs, predecessor=None) == pytest.approx(after, rel=1e-4)
 

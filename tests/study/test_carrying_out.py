@@ -17,6 +17,7 @@ from layermem_bench.study import boards as study_boards
 from layermem_bench.study.boards import board_of, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.definition import CHOOSING_SEED, Study
+from layermem_bench.study.labelled_runs import gather_runs
 from layermem_bench.study.records import RecordedRuns
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -146,6 +147,15 @@ def test_more_seeds_are_another_look(tmp_path, made_up, study):
     # Other learning rates make other runs, which were not looked at.
     other, _ = carry_out(asked(rates=(3e-3,)), tmp_path, launcher=made_up)
     assert looks(other) == ((0, 1, 2),)
+
+
+def test_a_recorded_run_says_of_every_condition_that_it_counts(tmp_path, made_up, study):
+    for conditions in (AT_TOKENS, ("tokens", "parameters")):
+        asked = study(variants="plain,lime", conditions=conditions)
+        result, _ = carry_out(asked, tmp_path, launcher=made_up)
+    report = gather_runs([tmp_path / "board"], tmp_path / "report")
+    for condition in ("tokens", "parameters"):
+        assert table(report, condition).keys() == table(result, condition).keys()
 
 
 def test_a_board_that_starts_from_another_is_trained_after_it(tmp_path):

@@ -95,9 +95,9 @@ def test_a_host_has_no_closed_form(tmp_path):
     assert told.tokens == 2 * 10 * 32 * 16
 
 
-def test_arms_that_no_run_is_known_of_are_planned(tmp_path, made_up, study):
+def test_arms_that_diverged_at_every_rate_count_in_no_plan(tmp_path, made_up, study):
     made_up = MadeUp(made_up.loss, lambda run: "diverges")
     with pytest.raises(RuntimeError, match="every arm diverged"):
         carry_out(study(), tmp_path, launcher=made_up)
     (told,) = estimate(study(), tmp_path)
-    assert told.recorded == 6 and told.trials == 6 and told.counting == 18
+    assert told.recorded == 6 and told.trials == 6 and told.counting == 0

@@ -145,7 +145,7 @@ def test_the_mean_length_is_that_of_the_training_set(name):
         ("chains", {"learned": 7}, "learned"),
         ("chains", {"values": 1}, "values"),
         ("chains", {"depth": 1, "chains": 1, "count": 99}, "only"),
-        ("chains", {"lerned": 2}, "lerned"),
+        ("chains", {"learnt": 2}, "learnt"),
     ],
 )
 def test_what_cannot_be_is_refused(name, options, named):

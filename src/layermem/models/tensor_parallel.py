@@ -4,13 +4,11 @@ Where their number divides the key-value heads, and the variant has rules for th
 attends with heads of its own. Elsewhere the heads are gathered before the seams.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
-from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
+from layermem.models.configuration import DecoderConfig
 
 if TYPE_CHECKING:
     from layermem.models.pretrained import PreTrainedDecoder
@@ -30,30 +28,6 @@ def share_layers(model: "PreTrainedDecoder", sizes: Any) -> None:
         )
     if sizes.tp_size > 1:
         _set_rules(model, sizes.tp_size)
-
-
-def share_weights(model: "PreTrainedDecoder", mesh: Any) -> None:
-    """Have the processes of a mesh share a model that each of them holds whole, in place.
-
-    A vocabulary that their number does not divide stays whole in each.
-    """
-    degree = mesh.size()
-    _set_rules(model, degree)
-    vocabulary = {model.get_input_embeddings(), model.get_output_embeddings()}
-    for name, module in model.named_modules():
-        rule = model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        if rule is None or (module in vocabulary and model.config.vocab_size % degree):
-            continue
-        for parameter, _ in list(module.named_parameters(recurse=False)):
-            ALL_PARALLEL_STYLES[rule].shard_param(module, parameter, mesh)
-        ALL_PARALLEL_STYLES[rule].install_forward(module, mesh)
-    model.tie_weights()
-    model._tp_size = degree
-
-
-def shares_heads(config: DecoderConfig, variant: Any, degree: int) -> bool:
-    """Return whether each of ``degree`` processes attends with key-value heads of its own."""
-    return LOCAL_HEADS.items() <= _rules(config, variant, degree).items()
 
 
 def _rules(config: DecoderConfig, variant: Any, degree: int) -> dict[str, str]:

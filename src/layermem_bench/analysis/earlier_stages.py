@@ -102,7 +102,7 @@ def check_earlier_stages(run: Run, held_out: Sketch) -> Lineage:
     if stage := lineage.stage_that_learnt(held_out):
         raise ValueError(
             f"{start}, which this run starts from, was trained by run {stage.run_id} on documents "
-            "that are held out here: name a --validation (of a task, --task.options "
+            "that are held out here: name a --data.validation (of a task, --task.options "
             "validation=FILE test=FILE) of others, or hold out the share that was held out there"
         )
     return lineage

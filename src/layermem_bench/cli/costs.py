@@ -60,6 +60,8 @@ def costs(options: Costs, command: str) -> None:
     from layermem_bench.study.costs import count_costs, plan_arms
 
     if options.gpus is not None and options.device is not None:
+        if options.out is not None or options.measure:
+            raise ValueError("--out and --measure are for costs of variants: leave --gpus out")
         device = get_device(options.device)
         of_run = ("micro_batch", "shard", "checkpoint_activations", "precision")
         given = {name: value for name in of_run if (value := getattr(options, name))}

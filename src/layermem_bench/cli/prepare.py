@@ -5,7 +5,8 @@ layermem prepare corpus/ --tasks 8
 
 import logging
 import os
-from dataclasses import dataclass, field, replace
+import shlex
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 import tyro
@@ -45,10 +46,12 @@ def prepare(options: Prepare, command: str) -> None:
     workers = options.workers or os.cpu_count() or 1
     tokenizer = load_tokenizer(data.tokenizer)
     train, valid = prepare_text(data, tokenizer, options.tasks, workers)
-    held_out = f" {data.validation}" if data.validation else f"-share {data.validation_share:g}"
+    words = ["layermem", "train", "PRESET"]
+    for each in fields(data):
+        if (value := getattr(data, each.name)) != each.default or each.name == "source":
+            option = f"--data.{each.name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
     logger.info(
-        "%s: tokens for training %s, for validation %s; they are read by layermem train PRESET "
-        "--data.source %s --data.tokenizer %s --data.validation%s",
-        *(train.path.parent, f"{train.tokens:,}", f"{valid.tokens:,}", options.source),
-        *(data.tokenizer, held_out),
+        "%s: tokens for training %s, for validation %s; they are read by %s",
+        *(train.path.parent, f"{train.tokens:,}", f"{valid.tokens:,}", shlex.join(words)),
     )

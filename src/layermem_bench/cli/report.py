@@ -31,6 +31,9 @@ def report(options: Report, command: str) -> None:
     from layermem_bench.study.labelled_runs import gather_runs
 
     if options.table is not None:
+        if options.table.suffix not in (".csv", ".parquet"):
+            raise ValueError(f"--table must end in .csv or .parquet, got {options.table}")
+        options.table.parent.mkdir(parents=True, exist_ok=True)
         from layermem_bench.results.files import read_result
         from layermem_bench.results.long_table import write_table
         from layermem_bench.results.study import StudyResult

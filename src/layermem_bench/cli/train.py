@@ -37,7 +37,7 @@ class Train(StartingRun):
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in the folder, which may stand in place of a preset."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print how long the run would take here; train nothing but some timed steps."""
+    """Print what the run would take; train nothing."""
 
 
 def parse(args: Sequence[str]) -> Any:

@@ -86,9 +86,9 @@ def _entropies(operands: int) -> str:
 
 def _fig4(trained: Observing) -> Iterator[Observed]:
     for operands in _OPERANDS:
-        arithmetics = arithmetic(trained.scale, operands)
-        yield from right_answers(trained, arithmetics, answers(operands))
-        analysed = analyses(trained, arithmetics, ("1", "2", "3", "4"), 200)
+        of_arithmetic = arithmetic(trained.scale, operands)
+        yield from right_answers(trained, of_arithmetic, answers(operands))
+        analysed = analyses(trained, of_arithmetic, ("1", "2", "3", "4"), 200)
         yield from entropy(analysed, "routed", _entropies(operands), layer=-1)
 
 
@@ -200,8 +200,8 @@ def _router_boards(scale: Scale) -> tuple[Board, ...]:
 def _table7(trained: Observing) -> Iterator[Observed]:
     on_text, *on_answers = _router_boards(trained.scale)
     yield from perplexities(trained, on_text, _VALIDATION_PERPLEXITY)
-    for arithmetics in on_answers:
-        yield from right_answers(trained, arithmetics, answers(4))
+    for of_arithmetic in on_answers:
+        yield from right_answers(trained, of_arithmetic, answers(4))
 
 
 def _table7_claims(scale: Scale) -> Iterator[Claim]:

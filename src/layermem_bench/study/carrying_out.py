@@ -17,7 +17,7 @@ from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.executors import Executor, Launching, executor_of
 from layermem_bench.study.gathering import RESULT, STUDIES, gather, replaced_result
 from layermem_bench.study.launching import train_missing
-from layermem_bench.study.records import RecordedRuns
+from layermem_bench.study.records import RecordedRuns, add_labels
 from layermem_bench.study.steps import STEPS, measured_steps
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,10 @@ def carry_out(
             done[board.name] = _plan(study, board, recorded, done, steps.get(board.name))
             counting |= done[board.name].counting
         failures.append(train_planned(counting, recorded, launch))
+        for name, planned in counting.items():
+            of_run = recorded.folder_of(name, planned.run)
+            if of_run.final.exists():
+                add_labels(of_run, planned.run.labels)
     result = gather(study, done, recorded, replaced_result(folder / RESULT), folder)
     result = replace(result, command=command)
     write_atomically(folder / RESULT, to_json(result))

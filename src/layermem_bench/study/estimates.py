@@ -72,9 +72,9 @@ def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
         trials = planning.trials(board)
         tried = {name: (each, _state(name, each.run, recorded)) for name, each in trials.items()}
         planned |= tried
-        choices[board.name] = {}
+        choices[board.name], lost = {}, frozenset[str]()
         if all(is_recorded(state) for _, state in tried.values()):
-            choices[board.name], _ = planning.choices_of(
+            choices[board.name], lost = planning.choices_of(
                 board, planning.read_trials(board, recorded)
             )
         known = not trials or bool(choices[board.name])
@@ -84,6 +84,7 @@ def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
         )
         measured = _measured(board, recorded.out)
         timed = measured.ratios if measured else {board.arms[0].name}
+        runs = {name: each for name, each in runs.items() if each.arm not in lost}
         for condition, (name, run) in product(study.conditions, runs.items()):
             if condition == "time" and run.arm not in timed:
                 planned[f"{name} ({condition})"] = run, None

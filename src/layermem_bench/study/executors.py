@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -62,6 +63,10 @@ class Launching:
     """Memory of a run on a cluster in GB; None: what the cluster gives."""
     slurm: tuple[str, ...] = ()
     """Further options of sbatch, as KEY=VALUE (partition=gpu account=physics)."""
+
+    def __post_init__(self) -> None:
+        if wrong := [option for option in self.slurm if "=" not in option]:
+            raise ValueError(f"--slurm must be KEY=VALUE each, got {wrong[0]!r}")
 
 
 @dataclass(kw_only=True)
@@ -129,6 +134,9 @@ def command_of(run: "Run", folder: "RunFolder", asked: Launching) -> Command:
     module = ["-m", "layermem", "train", "--config", str(path / _ASKED)]
     if (processes := asked.gpus or 1) > 1 and asked.launcher != "local":
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        if tuple(map(int, version("torch").split(".")[:2])) >= (2, 13):
+            # Without it they have 30 seconds to save.
+            torchrun.append(f"--shutdown-timeout={_TO_SAVE}")
         module = [*torchrun, *module]
     return Command(
         arguments=(sys.executable, *module, "--out", str(path), "--resume"),

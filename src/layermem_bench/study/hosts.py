@@ -5,7 +5,7 @@ Memory starts as the identity, so that all arms of a seed start from one loss.
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +74,14 @@ def study_of_retrofit(
 def way_of(host: Host) -> Way:
     """Return the way in which a run goes on training a model of transformers."""
     return next(way for way, (_, changes) in WAYS.items() if vars(host) | changes == vars(host))
+
+
+def options_of(host: Host) -> tuple[str, ...]:
+    """Return what a host has beside its way, each NAME=VALUE."""
+    said = WAYS[way_of(host)][1].keys() | {"model", "revision", "train"}
+    others = {f.name: f.default for f in fields(Host) if f.name not in said}
+    values = {name: getattr(host, name) for name in others}
+    return tuple(f"{name}={value}" for name, value in values.items() if value != others[name])
 
 
 def _with_host(run: Run, changes: dict[str, Any]) -> Run:

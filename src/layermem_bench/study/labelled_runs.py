@@ -25,7 +25,7 @@ from layermem_bench.study.gathering import (
     metrics_of,
     replaced_result,
 )
-from layermem_bench.study.hosts import way_of
+from layermem_bench.study.hosts import options_of, way_of
 from layermem_bench.study.records import check_comparable, naming_damage, read_record, run_folders
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,13 @@ def labels_of(run: Run) -> Labels:
     """Return the labels of a recorded run, with what stands for those that it does not have."""
     known = run.labels
     data = " ".join([run.task.name, *run.task.options]) if run.task.name else run.data.source
-    variant = way_of(run.host) if run.host.model is not None else run.variant
+    variant, options = run.variant, run.model.options
+    if run.host.model is not None:
+        variant, options = way_of(run.host), options_of(run.host)
     return Labels(
         board=known.board or f"{run.preset} ({data})",
         conditions=known.conditions if known.board else (AS_RECORDED,),
-        arm=known.arm or ":".join([variant, *run.model.options]),
+        arm=known.arm or ":".join([variant, *options]),
     )
 
 

@@ -13,12 +13,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.config.run import Run
+import yaml
+
+from layermem_base.files import write_atomically
+from layermem_bench.config.labels import Labels
+from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.results.run_folder import (
     ERRORS,
     RunFolder,
     check_has_config,
+    fields_digest,
     read_config,
     recorded_run,
 )
@@ -40,6 +45,21 @@ OWN_WORDS = ": "
 """Between how a run ended and the last line that it wrote itself."""
 _VALIDATION_FIELDS = [field.name for field in fields(Validation)]
 logger = logging.getLogger(__name__)
+
+
+def add_labels(folder: RunFolder, labels: Labels) -> None:
+    """Add to an ended run's config what a study counts it as: further conditions of its board, or
+    all labels of a run that has none. A run of another board keeps its labels."""
+    config, about = read_config(folder.config)
+    known = run_from_dict(config).labels
+    conditions = tuple(dict.fromkeys((*known.conditions, *labels.conditions)))
+    if known.board not in ("", labels.board) or (known.board and known.arm != labels.arm):
+        return
+    if (now := replace(labels, conditions=conditions)) != known:
+        config["labels"] = to_dict(now)
+        about["digest"] = fields_digest(config)
+        content = yaml.safe_dump({**config, "about": about}, sort_keys=False)
+        write_atomically(folder.config, content)
 
 
 def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:

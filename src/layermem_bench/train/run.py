@@ -158,7 +158,7 @@ def _save_result(loop: Loop, evaluate: Evaluate) -> None:
 
 
 def _save_final_model(loop: Loop) -> None:
-    """Save model and tokenizer; delete the last step's checkpoint unless the run asks for any."""
+    """Save model and tokenizer; delete checkpoints unless the run asks for any."""
     run, folder = loop.run, loop.folder
     if run.host.train == "lora":
         merge_lora(loop.model)
@@ -172,4 +172,5 @@ def _save_final_model(loop: Loop) -> None:
         (temporary / "README.md").write_text(card, encoding="utf-8")
         os.replace(temporary, folder.final)
     if not run.save_every:
-        folder.delete_checkpoint(run.max_steps)
+        for checkpoint in folder.complete_checkpoints():
+            folder.delete_checkpoint(step_of(checkpoint))
