@@ -13,14 +13,12 @@ def test_everything_given_is_shown_and_escaped(tmp_path):
     svg = figures.drawing(figures.curves({"a": ([1, 2], [3, 4])}, across="steps", up="loss"))
     links = [page.Link("r1", "run-1"), page.Link("r2", "run-2")]
     link = page.Link(f"run {EVIL}", 'run-1" onclick="alert(1)')
-    wrong, right = ("plain", f"3 {EVIL}", "a wrong result"), ("LIMe", "2", "")
     rows = [[f"cell {EVIL}"], [link], [links], [links[0]]]
     section = page.Section(
         title=f"title {EVIL}",
         paragraphs=[f"text {EVIL}"],
         tables=[page.Table(header=["h"], rows=rows, caption=f"source {EVIL}")],
         figures=[page.Figure(svg=svg, caption=f'caption {EVIL} "')],
-        attempts=[page.Attempt(problem="1 + 1 =", expected="2", written=[wrong, right])],
         commands=[f"layermem {EVIL}"],
     )
     runs = page.Table(header=["run"], rows=[["r1"], ["r2"]], marks=["run-1", "run-2"])
@@ -31,7 +29,6 @@ def test_everything_given_is_shown_and_escaped(tmp_path):
     assert "<script>alert" not in text and svg in text and "<nav>" not in text
     for shown in ("title", "run", "text", "cell", "source", "caption", "layermem"):
         assert f"{shown} &lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in text
-    assert 'class="wrong">plain: a wrong result' in text and 'class="right">LIMe: right' in text
     assert '<td><a href="#run-1">r1</a> <a href="#run-2">r2</a></td>' in text
     assert text.count('id="run-1"') == 1 and ' onclick="' not in text
     assert section.tables[0].texts()[2:] == [["r1 r2"], ["r1"]]

@@ -76,16 +76,6 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One problem, and what each model made of it."""
-
-    problem: str
-    expected: str
-    written: Sequence[tuple[str, str, str]]
-    """Of each model: its name, what it wrote, what is wrong with it (empty: nothing)."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the page. What it has is shown in the order of these fields."""
 
@@ -96,7 +86,6 @@ class Section:
     """Drawings, side by side where there is room."""
     switches: Sequence[Switch] = ()
     """Drawings to choose from, side by side where there is room."""
-    attempts: Sequence[Attempt] = ()
     commands: Sequence[str] = ()
 
 
