@@ -107,7 +107,8 @@ def exit_if_distributed() -> None:
     the interpreter shuts down, or deadlock while the group is destroyed. So nothing is done but to
     call the functions registered for the exit, and to flush the output.
     """
-    if distributed.is_available() and distributed.is_initialized():
+    is_ours = distributed.is_available() and distributed.is_initialized()
+    if is_ours and distributed.get_world_size() > 1:
         atexit._run_exitfuncs()
         logging.shutdown()
         sys.stdout.flush()
