@@ -223,6 +223,12 @@ def test_rooms_keep_to_their_lines():
     assert len(core) <= 75
 
 
+def test_the_makefile_names_tests_that_are_there():
+    names = re.findall(r"tests/[\w/]*\w(?:\.py)?", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert names
+    assert [n for n in names if not n.endswith("_") and not (ROOT / n).exists()] == []
+
+
 def test_files_stay_small():
     for name in tracked():
         size = (ROOT / name).stat().st_size
