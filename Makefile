@@ -63,7 +63,7 @@ RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py t
 	-k "not second_derivatives and not equations_written_out and not closed_form and not identity_setting" \
 	$(addprefix --ignore=tests/models/test_,distributed.py registry.py seams.py shared_buffer.py stages.py) \
 	tests/convert tests/retrofit tests/generation/test_generate.py \
-	tests/train/test_loop.py tests/train/test_run_config.py tests/train/test_resume.py
+	tests/run/test_loop.py tests/run/test_run_config.py tests/run/test_resume.py
 
 # At the older end of the supported range of transformers.
 test-oldest: $(OLDEST)/.installed

@@ -18,7 +18,7 @@ import layermem
 from layermem_bench import presets
 from layermem_bench.analysis.capture import capture, sequences_at_once
 from layermem_bench.analysis.entropy import Standardiser, matrix_entropy
-from layermem_bench.efficiency.measuring import describe_machine, read_memory
+from layermem_bench.costs.measuring import describe_machine, read_memory
 
 TOKENS = 128
 KINDS = ("hidden", "routed")

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
 from layermem_bench.config.run import Model
-from layermem_bench.efficiency import measuring
-from layermem_bench.study.boards import parse_arms
+from layermem_bench.costs import measuring
+from layermem_bench.studies.boards import parse_arms
 
 # name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
 SHAPES = {

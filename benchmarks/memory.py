@@ -26,7 +26,7 @@ from measure import (
     print_table,
 )
 
-from layermem_bench.efficiency.measuring import give_back_freed_memory, read_memory
+from layermem_bench.costs.measuring import give_back_freed_memory, read_memory
 
 
 def storages():

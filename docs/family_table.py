@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.efficiency.model_sizes import model_sizes
-from layermem_bench.efficiency.variant_facts import (
+from layermem_bench.costs.model_sizes import model_sizes
+from layermem_bench.costs.variant_facts import (
     PRESET,
     RECORD,
     Facts,

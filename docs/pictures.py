@@ -19,15 +19,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from results_tables import answer, questions, recorded, recorded_lines
 
-from layermem_bench.report import analysis, drawings, figures
-from layermem_bench.report.numbers import format_interval
-from layermem_bench.report.paper_tables import claim_text
-from layermem_bench.results.analysis import Analysis
-from layermem_bench.results.comparing import Verdict, judge, lines_of
-from layermem_bench.results.eval import EvalResult
-from layermem_bench.results.files import read_result
-from layermem_bench.results.intervals import Interval, interval, paired
-from layermem_bench.results.study import ABOVE_PLAIN, LOSS, StudyResult
+from layermem_bench.analysis.result import Analysis
+from layermem_bench.config.result_files import read_result
+from layermem_bench.evals.result import EvalResult
+from layermem_bench.pages import analysis, drawings, figures
+from layermem_bench.pages.numbers import format_interval
+from layermem_bench.pages.paper_tables import claim_text
+from layermem_bench.statistics import Interval, interval, paired
+from layermem_bench.studies.comparing import Verdict, judge, lines_of
+from layermem_bench.studies.result import ABOVE_PLAIN, LOSS, StudyResult
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "records"

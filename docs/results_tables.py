@@ -32,18 +32,18 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Literal, get_args
 
+from layermem_bench.config.result_files import read_result
+from layermem_bench.evals.result import EvalResult
+from layermem_bench.pages.eval import over_seeds
+from layermem_bench.pages.numbers import format_interval, format_p
+from layermem_bench.pages.page import Cell, Table
+from layermem_bench.pages.paper_tables import claim_numbers, numbers_table
+from layermem_bench.pages.study_tables import TITLES, arms_table, ranks_table, shapes_tables
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
-from layermem_bench.report.eval import over_seeds
-from layermem_bench.report.numbers import format_interval, format_p
-from layermem_bench.report.page import Cell, Table
-from layermem_bench.report.paper_tables import claim_numbers, numbers_table
-from layermem_bench.report.study_tables import TITLES, arms_table, ranks_table, shapes_tables
-from layermem_bench.results.comparing import JudgedClaim, Line, Verdict, judge, lines_of
-from layermem_bench.results.eval import EvalResult
-from layermem_bench.results.files import read_result
-from layermem_bench.results.intervals import NOISE
-from layermem_bench.results.study import ABOVE_PLAIN, BY_LEVEL, Board, Metric, StudyResult
+from layermem_bench.statistics import NOISE
+from layermem_bench.studies.comparing import JudgedClaim, Line, Verdict, judge, lines_of
+from layermem_bench.studies.result import ABOVE_PLAIN, BY_LEVEL, Board, Metric, StudyResult
 
 DOCS = Path(__file__).parent
 PAGES = (

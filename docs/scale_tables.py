@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 
 from layermem_bench.config.devices import get_device
-from layermem_bench.efficiency.costs import cost
-from layermem_bench.efficiency.plan import Plan
-from layermem_bench.report.numbers import format_duration, in_bytes
-from layermem_bench.study.costs import plan_arms
+from layermem_bench.costs.closed_forms import cost
+from layermem_bench.costs.plan import Plan
+from layermem_bench.pages.numbers import format_duration, in_bytes
+from layermem_bench.studies.costs import plan_arms
 
 PAGE = Path(__file__).parent / "scale.md"
 DEVICE, GPUS, UTILISATION = get_device("h100"), 64, 0.4
@@ -77,7 +77,7 @@ def _plans(preset: str) -> dict[str, Plan]:
 
 def _paper_flops(preset: str, arm: str) -> float:
     from layermem.models.registry import lookup
-    from layermem_bench.efficiency.model_sizes import model_sizes
+    from layermem_bench.costs.model_sizes import model_sizes
     from layermem_bench.presets import get_preset
 
     entry = lookup(arm)

@@ -24,8 +24,8 @@ from transformers import (
 
 import layermem
 from layermem_bench.config.run import Optim
-from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.train.optimizer import parameter_groups
+from layermem_bench.run.optimizer import parameter_groups
+from layermem_bench.text.tokenizers import load_tokenizer
 
 
 def tiny_llama(vocab_size: int) -> LlamaForCausalLM:

@@ -19,7 +19,7 @@ import layermem
 from layermem_bench.analysis.capture import capture
 from layermem_bench.analysis.entropy import matrix_entropy, standardise
 from layermem_bench.analysis.routing import mean_heatmap
-from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.text.tokenizers import load_tokenizer
 
 
 def main() -> None:

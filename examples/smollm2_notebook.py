@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layermem
-from layermem_bench.data.fetching import fetch
+from layermem_bench.text.fetching import fetch
 
 folder = Path("smollm2")
 if not folder.exists():
@@ -47,7 +47,7 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=6, do_sample=False)[0]
 # %%
 import random
 
-from layermem_bench.data.sources import standard_library
+from layermem_bench.text.sources import standard_library
 
 files = sorted(standard_library())
 random.Random(0).shuffle(files)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from layermem_bench import presets
 from layermem_bench.evals.solving import evaluate
-from layermem_bench.train.run import train
+from layermem_bench.run.training import train
 
 
 def solve_with_each(variant: str, seeds: int, steps: int, problems: int, out: Path) -> list[float]:

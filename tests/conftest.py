@@ -55,7 +55,7 @@ def entry(request):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave figures of pages empty, for tests that look at other things: most of a page's time."""
-    monkeypatch.setattr("layermem_bench.report.figures.drawing", lambda *_, **__: "<svg></svg>")
+    monkeypatch.setattr("layermem_bench.pages.figures.drawing", lambda *_, **__: "<svg></svg>")
 
 
 @pytest.fixture

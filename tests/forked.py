@@ -32,7 +32,7 @@ _FORKS.set_forkserver_preload(
         "transformers.generation.utils",
         "transformers.models.auto.modeling_auto",
         "layermem_bench.cli.train",
-        "layermem_bench.train.run",
+        "layermem_bench.run.training",
         "layermem_bench.evals.solving",
         "layermem.convert",
         "layermem.retrofit",

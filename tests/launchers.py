@@ -8,10 +8,10 @@ import traceback
 from recorded import record
 
 from layermem_bench.evals.solving import evaluate
-from layermem_bench.results.run_folder import RunFolder, load_run
-from layermem_bench.study import executors
-from layermem_bench.study.records import ERRORS
-from layermem_bench.train.run import train
+from layermem_bench.run.folder import RunFolder, load_run
+from layermem_bench.run.training import train
+from layermem_bench.studies import executors
+from layermem_bench.studies.records import ERRORS
 
 
 class InThisProcess:

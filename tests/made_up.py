@@ -5,7 +5,7 @@ from recorded import SIZES
 from layermem_bench.config.run import Run
 from layermem_bench.paper.artefact import Artefact, board
 from layermem_bench.paper.inspecting import losses
-from layermem_bench.results.study import (
+from layermem_bench.studies.result import (
     METRICS,
     Arm,
     Board,

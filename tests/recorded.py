@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import yaml
 
-from layermem_bench.config.run import Model, Run, Task, to_dict
-from layermem_bench.results.analysis import (
+from layermem_bench.analysis.result import (
     Analysis,
     AnalysisOptions,
     AnalyzedModel,
@@ -17,8 +16,9 @@ from layermem_bench.results.analysis import (
     Reading,
     Routing,
 )
-from layermem_bench.results.costs import Cost, CostPoint
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.config.run import Model, Run, Task, to_dict
+from layermem_bench.costs.result import Cost, CostPoint
+from layermem_bench.run.folder import RunFolder
 
 SIZES = Model(
     hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=50

@@ -13,7 +13,7 @@ from transformers.distributed import DistributedConfig
 
 from layermem.models.registry import lookup
 from layermem_bench.config.run import Optim
-from layermem_bench.train.optimizer import parameter_groups
+from layermem_bench.run.optimizer import parameter_groups
 
 # Older transformers share no vocabulary that the number of processes does not divide.
 SIZES = {**TINY, "vocab_size": 64}

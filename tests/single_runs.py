@@ -2,7 +2,7 @@
 
 from small_run import UNEVEN, a_run, curve
 
-from layermem_bench.train.run import train
+from layermem_bench.run.training import train
 
 
 def long_run(folder):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from layermem_bench.config.run import Compute, Data, Model, Optim, Run
-from layermem_bench.results.run_folder import RunFolder, step_of
+from layermem_bench.run.folder import RunFolder, step_of
 
 # What a resumed run must repeat; speeds it may not.
 SAME = ("step", "tokens", "loss", "lr", "router_lr", "grad_norm", "val_loss", "router_norm")

@@ -17,10 +17,10 @@ from layermem import PlainConfig
 from layermem_bench import __main__, cli, presets
 from layermem_bench.cli import screen
 from layermem_bench.config.run import Run, Task, to_dict
-from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.report.page import Table
-from layermem_bench.results.run_folder import RunFolder, load_run
+from layermem_bench.pages.page import Table
+from layermem_bench.run.folder import RunFolder, load_run
 from layermem_bench.tasks import prosqa
+from layermem_bench.text.tokenizers import load_tokenizer
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_run_from_a_config_with_options_on_top(config, tmp_path):
 def test_options_are_added_to_the_presets(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "layermem_bench.train.run.train",
+        "layermem_bench.run.training.train",
         lambda run, out, **_: seen.append(run) or RunFolder(out),
     )
     asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]

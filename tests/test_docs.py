@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from layermem_bench import cli
 from layermem_bench.config.typed_dicts import to_dict
-from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.presets import get_preset
+from layermem_bench.text.tokenizers import load_tokenizer
 
 PAGES = [
     path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))

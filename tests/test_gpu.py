@@ -12,8 +12,8 @@ import layermem
 from layermem.models.inputs import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.shared_buffer import using_naive
-from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.train.run import train
+from layermem_bench.run.folder import RunFolder
+from layermem_bench.run.training import train
 
 pytestmark = [
     pytest.mark.gpu,

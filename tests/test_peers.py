@@ -8,7 +8,7 @@ from tiny import TINY, make
 import layermem
 from layermem import LimeConfig, LimeForCausalLM
 from layermem_bench.config.run import Model
-from layermem_bench.study.boards import parse_arms
+from layermem_bench.studies.boards import parse_arms
 
 concatenating, loops = (
     load_script(f"benchmarks/{name}.py") for name in ("concatenating", "eager_loops")

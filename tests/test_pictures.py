@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 from pictures import PICTURES, Part, differences
 
-from layermem_bench.results.study import LOSS
+from layermem_bench.studies.result import LOSS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -7,9 +7,9 @@ import pytest
 import results_tables as script
 from made_up import a_comparison, a_result
 
+from layermem_bench.config.result_files import to_json
 from layermem_bench.paper import names
-from layermem_bench.results.files import to_json
-from layermem_bench.results.study import PaperNumber, RunRecord
+from layermem_bench.studies.result import PaperNumber, RunRecord
 
 # Of three pairs: held up by p < 0.05, undone by Holm among two claims, within noise.
 SURE, FAIR, NOISE = (-0.5, -0.51, -0.52), (-0.5, -0.9, -0.7), (-0.5, 0.5, 0.1)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from layermem_bench.report.study import tables
-from layermem_bench.results.files import read_result
-from layermem_bench.results.study import StudyResult
+from layermem_bench.config.result_files import read_result
+from layermem_bench.pages.study import tables
+from layermem_bench.studies.result import StudyResult
 
 ROOT = Path(__file__).parents[1]
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"

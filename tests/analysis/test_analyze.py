@@ -17,12 +17,12 @@ from layermem.retrofit import attach
 from layermem_bench import cli
 from layermem_bench.analysis.analyze import analyze
 from layermem_bench.analysis.entropy import matrix_entropy, standardise
+from layermem_bench.analysis.result import Analysis, AnalysisOptions
 from layermem_bench.analysis.routing import mean_heatmap
+from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Task
-from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.results.analysis import Analysis, AnalysisOptions
-from layermem_bench.results.files import read_result
-from layermem_bench.train.run import train
+from layermem_bench.run.training import train
+from layermem_bench.text.tokenizers import load_tokenizer
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from layermem_bench.analysis import texts as texts_module
-from layermem_bench.analysis.checkpoints import Checkpoint
+from layermem_bench.analysis.result import AnalysisOptions
 from layermem_bench.analysis.texts import (
     Occurrence,
     choose_words,
@@ -16,10 +16,10 @@ from layermem_bench.analysis.texts import (
     read_texts,
 )
 from layermem_bench.config.run import Run, Task
-from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.results.analysis import AnalysisOptions
+from layermem_bench.run.trained_models import Checkpoint
 from layermem_bench.tasks import prosqa
 from layermem_bench.tasks.registry import all_tasks, encode, get_task
+from layermem_bench.text.tokenizers import load_tokenizer
 
 TEXTS = ["What was is.", "This is his; it was, and they were.", "were they? was it? is it?"]
 

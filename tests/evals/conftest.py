@@ -3,7 +3,7 @@
 import pytest
 from eval_fixtures import our_model
 
-from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.text.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="session")

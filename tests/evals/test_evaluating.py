@@ -8,14 +8,14 @@ from eval_fixtures import docs, our_model
 from scipy import stats
 from small_run import a_run
 
+from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Task
-from layermem_bench.data.tokenizers import load_tokenizer
-from layermem_bench.evals import compare_right, losses, share_right
 from layermem_bench.evals.evaluating import evaluate_checkpoints
 from layermem_bench.evals.perplexity import perplexity
-from layermem_bench.results.eval import EvalOptions, EvalResult
-from layermem_bench.results.files import read_result
-from layermem_bench.train.run import train
+from layermem_bench.evals.result import EvalOptions, EvalResult
+from layermem_bench.evals.scoring import compare_right, losses, share_right
+from layermem_bench.run.training import train
+from layermem_bench.text.tokenizers import load_tokenizer
 
 TASK = Task(name="arithmetic", options=("operands=2",), examples=60, validation=10, test=10)
 TEXTS = ["one text", "another, a longer text", "x", "a fourth of them"]

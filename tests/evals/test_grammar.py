@@ -14,7 +14,6 @@ from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem_bench.analysis.separability import FOLDS, separability
-from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.evals.grammar import (
     BY_PARADIGM,
     RIGHT_PAIRS,
@@ -27,7 +26,8 @@ from layermem_bench.evals.grammar import (
     right_rows,
     sentence_vectors,
 )
-from layermem_bench.results.intervals import mcnemar, proportion
+from layermem_bench.statistics import mcnemar, proportion
+from layermem_bench.text.tokenizers import load_tokenizer
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "evals" / "blimp.jsonl.xz"
 SENTENCES = ["Who sleeps?", "Who do sleep?", "Zoë has left."]

@@ -11,9 +11,9 @@ from eval_fixtures import our_model
 from stories import needs_stories, stories_model, stories_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem_bench.data import sources
-from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.evals.perplexity import cut_windows, perplexity
+from layermem_bench.text import sources
+from layermem_bench.text.tokenizers import load_tokenizer
 
 TEXTS = ["a", "Zwölf Boxkämpfer jagen Viktor quer.", "", "layers read layers, " * 2]
 STORIES = ["Once upon a time there was a girl.\nShe had a dog – Spot.", "The end."]

@@ -16,7 +16,7 @@ from layermem.variants.lime import Lime
 from layermem_bench.analysis.capture import capture
 from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
 from layermem_bench.config.run import Optim
-from layermem_bench.train.optimizer import parameter_groups
+from layermem_bench.run.optimizer import parameter_groups
 
 peft = pytest.importorskip("peft")
 

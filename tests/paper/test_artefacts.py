@@ -8,15 +8,15 @@ import pytest
 
 from layermem.models.registry import lookup
 from layermem_bench import cli
+from layermem_bench.config.result_files import read_result
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SCALES
 from layermem_bench.paper.evaluated import NAMES, leave_out
 from layermem_bench.paper.standing import standings
 from layermem_bench.presets import get_preset
-from layermem_bench.results.comparing import judge
-from layermem_bench.results.files import read_result
-from layermem_bench.results.study import Metric, Row, StudyResult
-from layermem_bench.study.boards import open_boards
+from layermem_bench.studies.boards import open_boards
+from layermem_bench.studies.comparing import judge
+from layermem_bench.studies.result import Metric, Row, StudyResult
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 COUNTED = ("table8", "table9")

@@ -15,19 +15,19 @@ from small_run import a_run
 import layermem
 from layermem_bench import cli
 from layermem_bench.analysis import analyze
+from layermem_bench.analysis.result import Layout
+from layermem_bench.config.result_files import read_result
+from layermem_bench.costs.result import Measurement
+from layermem_bench.evals.result import Row
 from layermem_bench.paper import analysed, costs, evaluated, get_artefact, inspecting
 from layermem_bench.paper import trained as trained_module
 from layermem_bench.paper.artefact import Observing
 from layermem_bench.paper.trained import full_attention, grouped_queries
-from layermem_bench.results.analysis import Layout
-from layermem_bench.results.costs import Measurement
-from layermem_bench.results.eval import Row
-from layermem_bench.results.files import read_result
-from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.results.study import Picture, RunRecord, StudyResult, Validation
-from layermem_bench.study.definition import Observed
-from layermem_bench.study.records import read_record
-from layermem_bench.train.run import train
+from layermem_bench.run.folder import RunFolder
+from layermem_bench.run.training import train
+from layermem_bench.studies.definition import Observed
+from layermem_bench.studies.records import read_record
+from layermem_bench.studies.result import Picture, RunRecord, StudyResult, Validation
 
 BOARDS = [board("tiny") for board in (full_attention, grouped_queries)]
 

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from layermem_bench.data.fetching import PUBLISHED
-from layermem_bench.data.preparing import cache_folder
+from layermem_bench.text.fetching import PUBLISHED
+from layermem_bench.text.preparing import cache_folder
 
 # Fetching is a process of its own, so that its memory is free afterwards. 75: try again later.
 FETCH = """
 import logging, sys
 from pathlib import Path
-from layermem_bench.data.fetching import fetch
+from layermem_bench.text.fetching import fetch
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 try:
     fetch(sys.argv[1], Path(sys.argv[2]))

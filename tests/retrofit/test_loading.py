@@ -22,7 +22,7 @@ from layermem.retrofit import (
     router_parameters,
     save_routers,
 )
-from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.text.tokenizers import load_tokenizer
 
 EAGER = {"attn_implementation": "eager"}
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from layermem_bench.config.run import Task
+from layermem_bench.run.sequences import build_problem_datasets
 from layermem_bench.tasks import prosqa
 from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import (
@@ -15,7 +16,6 @@ from layermem_bench.tasks.registry import (
     get_task,
     vocabulary_and_length,
 )
-from layermem_bench.train.sequences import build_problem_datasets
 
 SPLITS = ("train", "validation", "test")
 # Sizes of which there are so few problems that splits would meet without the rule.

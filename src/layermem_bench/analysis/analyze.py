@@ -8,14 +8,14 @@ from typing import Any
 
 from layermem_base.files import write_atomically
 from layermem_bench.analysis.capture import Subject
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model, open_checkpoints
 from layermem_bench.analysis.depth_weights import weights_over_depth
 from layermem_bench.analysis.entropy import entropy_by_layer
+from layermem_bench.analysis.result import Analysis, AnalysisOptions, AnalyzedModel, ModelAnalysis
 from layermem_bench.analysis.routing import what_routers_read
 from layermem_bench.analysis.separability import words_by_layer
 from layermem_bench.analysis.texts import choose_words, find_occurrences, read_texts
-from layermem_bench.results.analysis import Analysis, AnalysisOptions, AnalyzedModel, ModelAnalysis
-from layermem_bench.results.files import to_json
+from layermem_bench.config.result_files import to_json
+from layermem_bench.run.trained_models import Checkpoint, load_model, open_checkpoints
 
 logger = logging.getLogger(__name__)
 

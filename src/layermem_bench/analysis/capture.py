@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from layermem.models.attention import Attention
 from layermem.models.memories import active_memories
 from layermem.retrofit.hosts import find_host, find_module, measure
+from layermem_bench.analysis.result import AnalysisOptions, Representation
 from layermem_bench.analysis.texts import Occurrence
-from layermem_bench.results.analysis import AnalysisOptions, Representation
 
 KINDS: tuple[Representation, ...] = get_args(Representation)
 Place = tuple[Representation, int]

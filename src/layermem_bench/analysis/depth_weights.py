@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from layermem.models.seams import DepthWeights
 from layermem_bench.analysis.capture import Subject, capture
-from layermem_bench.results.analysis import DepthMixture, to_rows
+from layermem_bench.analysis.result import DepthMixture, to_rows
 
 _PARTS = {"attn_connection": "attention", "mlp_connection": "mlp", "memory": "memory"}
 

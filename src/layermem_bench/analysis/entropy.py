@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.preprocessing import StandardScaler
 
 from layermem_bench.analysis.capture import KINDS, Place, Subject
-from layermem_bench.results.analysis import ByLayer
+from layermem_bench.analysis.result import ByLayer
 
 
 def entropy_by_layer(subject: Subject) -> Mapping[str, Any]:

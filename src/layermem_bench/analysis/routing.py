@@ -17,7 +17,7 @@ from layermem.models.lime_router import LimeRouter
 from layermem.models.memories import active_memories, unadapted_memories
 from layermem.models.seams import OwnLayerMemory, Part, WeightsUnknown
 from layermem_bench.analysis.capture import Subject
-from layermem_bench.results.analysis import Circuit, Reading, Routing, to_rows
+from layermem_bench.analysis.result import Circuit, Reading, Routing, to_rows
 
 logger = logging.getLogger(__name__)
 

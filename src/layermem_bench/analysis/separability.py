@@ -23,7 +23,7 @@ from torch import nn
 
 from layermem_bench.analysis.capture import KINDS, Place, Subject
 from layermem_bench.analysis.entropy import check_finite
-from layermem_bench.results.analysis import (
+from layermem_bench.analysis.result import (
     FOLDS,
     Layout,
     Probe,

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from layermem_bench.analysis.checkpoints import Checkpoint
+from layermem_bench.analysis.result import FOLDS, AnalysisOptions
 from layermem_bench.config.run import Task
-from layermem_bench.data.sources import open_source
-from layermem_bench.results.analysis import FOLDS, AnalysisOptions
+from layermem_bench.run.trained_models import Checkpoint
 from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import get_task
+from layermem_bench.text.sources import open_source
 
 # Seeds of which problems are drawn in search of rare words, at most.
 _SEEDS = 50

@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(128 + signal.SIGINT)
     # A command that has not imported torch has not joined other processes.
     if "torch" in sys.modules:
-        from layermem_bench.train.processes import exit_if_distributed
+        from layermem_bench.run.processes import exit_if_distributed
 
         exit_if_distributed()
 

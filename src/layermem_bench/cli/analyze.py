@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tyro
 
+from layermem_bench.analysis.result import AnalysisOptions
 from layermem_bench.cli.screen import show, write
-from layermem_bench.results.analysis import AnalysisOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ def analyze(options: Analyze, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem_bench.analysis.analyze import analyze as analyze_checkpoints
-    from layermem_bench.report import analysis as report
+    from layermem_bench.pages import analysis as report
 
     transformers_logging.disable_progress_bar()
     checkpoints = [path for path in (options.checkpoint, options.against) if path is not None]

@@ -8,7 +8,7 @@ import tyro
 from layermem_base.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import show
 from layermem_bench.config.devices import get_device
-from layermem_bench.results.costs import MeasuringOptions
+from layermem_bench.costs.result import MeasuringOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class Costs(MeasuringOptions):
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
     from layermem_base.files import write_atomically
-    from layermem_bench.report import cost_tables
-    from layermem_bench.results.files import to_json
-    from layermem_bench.study.costs import count_costs, plan_arms
+    from layermem_bench.config.result_files import to_json
+    from layermem_bench.pages import cost_tables
+    from layermem_bench.studies.costs import count_costs, plan_arms
 
     if options.gpus is not None and options.device is not None:
         if options.out is not None or options.measure:

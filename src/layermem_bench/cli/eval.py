@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from layermem_bench.cli.screen import progress, show, write
-from layermem_bench.results.eval import EvalOptions
+from layermem_bench.evals.result import EvalOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ def evaluate(options: Eval, command: str) -> None:
     # Read when tqdm is imported: lm-eval draws a bar for every task and seed, and one is enough.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from layermem_bench.evals.evaluating import evaluate_checkpoints
-    from layermem_bench.report import eval as report
-    from layermem_bench.study.labelled_runs import arms_of_same_seeds
+    from layermem_bench.pages import eval as report
+    from layermem_bench.studies.labelled_runs import arms_of_same_seeds
 
     chosen = EvalOptions(**{each.name: getattr(options, each.name) for each in fields(EvalOptions)})
     with progress("opening checkpoints") as tell:

@@ -12,7 +12,7 @@ from layermem_base.number_ranges import at_least, number
 from layermem_bench.cli.screen import format_plainly, screen, show
 
 if TYPE_CHECKING:
-    from layermem_bench.report.page import Table
+    from layermem_bench.pages.page import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class ListAny:
 
 def _presets(options: ListAny) -> "Table":
     from layermem_bench import presets
-    from layermem_bench.efficiency.costs import run_cost
-    from layermem_bench.report.numbers import with_unit
-    from layermem_bench.report.page import Table
+    from layermem_bench.costs.closed_forms import run_cost
+    from layermem_bench.pages.numbers import with_unit
+    from layermem_bench.pages.page import Table
 
     rows = list[list[Any]]()
     for name in presets.names():
@@ -63,7 +63,7 @@ def _presets(options: ListAny) -> "Table":
 
 def _variant_names() -> list[str]:
     """Return the names of the variants, as recorded where nobody has imported them yet."""
-    from layermem_bench.efficiency.variant_facts import read_facts
+    from layermem_bench.costs.variant_facts import read_facts
 
     registry = sys.modules.get("layermem.models.registry")
     return (
@@ -72,12 +72,12 @@ def _variant_names() -> list[str]:
 
 
 def _variants(options: ListAny) -> "Table":
-    from layermem_bench.efficiency.variant_facts import PRESET, find_facts, read_facts, table_of
-    from layermem_bench.report.page import Table
+    from layermem_bench.costs.variant_facts import PRESET, find_facts, read_facts, table_of
+    from layermem_bench.pages.page import Table
 
     facts = read_facts()
     if others := sorted({*_variant_names()} - {row["variant"] for row in facts}):
-        from layermem_bench.efficiency.model_sizes import model_sizes
+        from layermem_bench.costs.model_sizes import model_sizes
         from layermem_bench.presets import get_preset
 
         facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
@@ -93,7 +93,7 @@ def _variants(options: ListAny) -> "Table":
 
 def _tasks(options: ListAny) -> "Table":
     from layermem_bench.config.run import Task
-    from layermem_bench.report.page import Table
+    from layermem_bench.pages.page import Table
     from layermem_bench.tasks.registry import all_tasks, get_task
 
     if options.name is None:
@@ -114,15 +114,15 @@ def _written(options: Mapping[str, Any]) -> str:
 
 
 def _evals(options: ListAny) -> "Table":
-    from layermem_bench.report.eval import list_tasks
+    from layermem_bench.pages.eval import list_tasks
 
     return list_tasks(options.records)
 
 
 def _studies(options: ListAny) -> "Table":
+    from layermem_bench.pages.page import Table
     from layermem_bench.paper.standing import standings
-    from layermem_bench.report.page import Table
-    from layermem_bench.study import definition
+    from layermem_bench.studies import definition
 
     needs: dict[str, int] = {}
     rows, before = [], ""

@@ -51,7 +51,7 @@ def models(options: Models, command: str) -> None:
     if options.action == "convert":
         _convert(options)
         return
-    from layermem_bench.data.fetching import fetch
+    from layermem_bench.text.fetching import fetch
 
     logger.info("wrote %s, with its card README.md", fetch(options.source, options.target))
 
@@ -59,8 +59,8 @@ def models(options: Models, command: str) -> None:
 def _convert(options: Models) -> None:
     """Convert a checkpoint, and say what was found and written."""
     from layermem.convert.converting import convert
-    from layermem_bench.analysis.earlier_stages import read_lineage
     from layermem_bench.config.named_options import check_options, parse_options
+    from layermem_bench.run.earlier_stages import read_lineage
 
     check_options("convert", options.options)
     # It goes into the new config with all that the old one says; what is lost is refused.

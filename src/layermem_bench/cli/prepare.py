@@ -40,8 +40,8 @@ def prepare(options: Prepare, command: str) -> None:
     data = replace(options.data, source=options.source)
     if options.tasks > 1 and data.max_documents is not None:
         raise ValueError("--data.max-documents counts the documents of one task: leave --tasks out")
-    from layermem_bench.data.preparing import prepare as prepare_text
-    from layermem_bench.data.tokenizers import load_tokenizer
+    from layermem_bench.text.preparing import prepare as prepare_text
+    from layermem_bench.text.tokenizers import load_tokenizer
 
     workers = options.workers or os.cpu_count() or 1
     tokenizer = load_tokenizer(data.tokenizer)

@@ -32,9 +32,9 @@ def quickstart(options: Quickstart, command: str) -> None:
     """Show the mechanism at work."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem_bench.study import quickstart as page
-    from layermem_bench.study.carrying_out import carry_out
-    from layermem_bench.study.executors import Launching, executor_of
+    from layermem_bench.cli import quickstart_page as page
+    from layermem_bench.studies.carrying_out import carry_out
+    from layermem_bench.studies.executors import Launching, executor_of
 
     out = options.out or Path("runs") / f"quickstart-s{options.seed}"
     logger.info(

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from layermem_bench.config.run import Run
-    from layermem_bench.report.page import Page, Table
-    from layermem_bench.results.study import StudyResult
-    from layermem_bench.study.estimates import Estimate
+    from layermem_bench.pages.page import Page, Table
+    from layermem_bench.studies.estimates import Estimate
+    from layermem_bench.studies.result import StudyResult
 
 logger = logging.getLogger(__name__)
 # Characters that a column of longer texts keeps in a terminal.
@@ -44,7 +44,7 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
-    from layermem_bench.train.progress import logs_above
+    from layermem_bench.run.progress import logs_above
 
     transformers_logging.disable_progress_bar()
     before, columns = sys.stderr, (TextColumn("{task.description}"), BarColumn())
@@ -95,7 +95,7 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 
 def write(page: "Page", folder: Path) -> None:
     """Write a page into a folder, and say where it is."""
-    from layermem_bench.report.page import write_page
+    from layermem_bench.pages.page import write_page
 
     path = folder / "index.html"
     write_page(page, path)
@@ -104,8 +104,8 @@ def write(page: "Page", folder: Path) -> None:
 
 def show_result(result: "StudyResult", folder: Path) -> None:
     """Print the tables of a study and what came out, and write its page into a folder."""
-    from layermem_bench.report import study as report
-    from layermem_bench.report.study_tables import INTERVALS
+    from layermem_bench.pages import study as report
+    from layermem_bench.pages.study_tables import INTERVALS
 
     for table in report.tables(result):
         show(table)
@@ -115,15 +115,15 @@ def show_result(result: "StudyResult", folder: Path) -> None:
 
 def show_estimate(run: "Run") -> None:
     """Print how long a run would take here."""
-    from layermem_bench.study.estimates import estimate_run
+    from layermem_bench.studies.estimates import estimate_run
 
     show_estimates([estimate_run(run)])
 
 
 def show_estimates(boards: "Sequence[Estimate]") -> None:
     """Print what runs would take here."""
-    from layermem_bench.report.numbers import format_duration, with_unit
-    from layermem_bench.report.page import Table
+    from layermem_bench.pages.numbers import format_duration, with_unit
+    from layermem_bench.pages.page import Table
 
     rows = [
         [

@@ -19,7 +19,7 @@ from layermem_bench import presets
 from layermem_bench.config.host import start_from_host
 from layermem_bench.config.labels import Labels
 from layermem_bench.config.run import Optim, Run, merged
-from layermem_bench.results.run_folder import RunFolder, load_run
+from layermem_bench.run.folder import RunFolder, load_run
 
 logger = logging.getLogger(__name__)
 FINETUNE = Run(preset="finetune", optim=Optim(lr=5e-5, weight_decay=0.0))
@@ -120,7 +120,7 @@ def _load(config: Path, kind: type[StartingRun]) -> Run:
     run = load_run(config)
     if kind.keeps_variant or not run.model.options:
         return run
-    from layermem_bench.train.setup import plain_options
+    from layermem_bench.run.setup import plain_options
 
     kept = plain_options(run.model.options)
     if left_out := [option for option in run.model.options if option not in kept]:

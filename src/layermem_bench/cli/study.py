@@ -14,13 +14,13 @@ from layermem_base.number_ranges import above, at_least, between, number
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, resolve_run, with_base_run
-from layermem_bench.results.study import Scale
-from layermem_bench.study.executors import Launching
-from layermem_bench.study.hosts import WAYS, Way, study_of_retrofit
-from layermem_bench.study.recipe import ARMS, boards_of_recipe
+from layermem_bench.studies.executors import Launching
+from layermem_bench.studies.hosts import WAYS, Way, study_of_retrofit
+from layermem_bench.studies.recipe import ARMS, boards_of_recipe
+from layermem_bench.studies.result import Scale
 
 if TYPE_CHECKING:
-    from layermem_bench.study.definition import Board, Study
+    from layermem_bench.studies.definition import Board, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Arms(Carrying):
         rates: tuple[float, ...] = (),
     ) -> "Study":
         """Return the study of some boards, at these conditions and rates where none were given."""
-        from layermem_bench.study.boards import study_of_variants
+        from layermem_bench.studies.boards import study_of_variants
 
         boards = [replace(board, rates=self.rates or rates, trials=self.trials) for board in boards]
         return study_of_variants(boards, self.range_of_seeds(first), self.conditions or conditions)
@@ -97,7 +97,7 @@ class OfPreset(StartingRun, Arms):
 
     def study(self) -> "Study":
         """Return the study."""
-        from layermem_bench.study.boards import board_of
+        from layermem_bench.studies.boards import board_of
 
         run = resolve_run(self)
         return self.study_of([board_of(run, self.variants)], ("tokens",), first=run.seed)
@@ -113,8 +113,8 @@ class OfBoards(Arms):
 
     def study(self) -> "Study":
         """Return the study."""
-        from layermem_bench.study.boards import open_boards
-        from layermem_bench.study.definition import ALL_CONDITIONS
+        from layermem_bench.studies.boards import open_boards
+        from layermem_bench.studies.definition import ALL_CONDITIONS
 
         names = [name.strip() for name in self.boards.split(",") if name.strip()]
         boards = open_boards(names, self.variants)
@@ -139,7 +139,7 @@ class OfRecipe(Arms):
 
     def study(self) -> "Study":
         """Return the study."""
-        from layermem_bench.study.definition import ALL_CONDITIONS
+        from layermem_bench.studies.definition import ALL_CONDITIONS
 
         texts: list[tuple[str, str, str | None]] = [("code", "stdlib", None)]
         texts += [("text", self.text, self.held_out)] if self.text is not None else []
@@ -212,7 +212,7 @@ class OfPlugin(Carrying):
 
     def study(self) -> "Study":
         """Return the study, with the seeds and conditions that were asked for."""
-        from layermem_bench.study.definition import get_study
+        from layermem_bench.studies.definition import get_study
 
         study = get_study(self.name)
         if self.seeds is not None:
@@ -222,7 +222,7 @@ class OfPlugin(Carrying):
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a study, an instance of its dataclass."""
-    from layermem_bench.study.definition import names
+    from layermem_bench.studies.definition import names
 
     name = args[0] if args and not args[0].startswith("-") else ""
     if name == "retrofit":
@@ -250,8 +250,8 @@ def study(options: Any, command: str) -> None:
     if options.dry_run:
         _estimate(asked, options)
         return
-    from layermem_bench.study.carrying_out import carry_out, result_folder
-    from layermem_bench.study.executors import executor_of
+    from layermem_bench.studies.carrying_out import carry_out, result_folder
+    from layermem_bench.studies.executors import executor_of
 
     result, failure = carry_out(asked, options.out, command, executor_of(options))
     show_result(result, result_folder(asked, options.out))
@@ -262,8 +262,8 @@ def study(options: Any, command: str) -> None:
 
 
 def _estimate(asked: "Study", options: Carrying) -> None:
-    from layermem_bench.report.numbers import format_duration
-    from layermem_bench.study.estimates import estimate
+    from layermem_bench.pages.numbers import format_duration
+    from layermem_bench.studies.estimates import estimate
 
     boards = estimate(asked, options.out)
     show_estimates(boards)

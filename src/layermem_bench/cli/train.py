@@ -50,7 +50,7 @@ def train(options: Train, command: str) -> None:
     run = resolve_run(options)
     out = Path(options.preset) if is_run_folder(options.preset) else _default_folder(run)
     if run.host.model is None:
-        from layermem_bench.study.boards import as_named_arm
+        from layermem_bench.studies.boards import as_named_arm
 
         run = as_named_arm(run)
     if options.dry_run:
@@ -59,8 +59,8 @@ def train(options: Train, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem_bench.evals.solving import evaluate
-    from layermem_bench.train.processes import restart_count
-    from layermem_bench.train.run import train as train_run
+    from layermem_bench.run.processes import restart_count
+    from layermem_bench.run.training import train as train_run
 
     # One progress display is enough.
     transformers_logging.disable_progress_bar()
@@ -74,7 +74,7 @@ def _default_folder(run: Run) -> Path:
     """Return the folder of a run whose command names none."""
     host = run.host
     if host.model is None:
-        from layermem_bench.study.planning import name_in_folders
+        from layermem_bench.studies.planning import name_in_folders
 
         return Path("runs") / f"{run.preset}-{name_in_folders(run.variant)}-s{run.seed}"
     apart, grain = "" if host.shares_kv else "apart", "" if host.grain == "pair" else host.grain

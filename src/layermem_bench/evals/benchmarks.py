@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config.hashing import file_digest
-from layermem_bench.evals import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.perplexity import rows_at_once
+from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table
+from layermem_bench.evals.scoring import Tell, adjust, compare_right, share_right
 from layermem_bench.evals.task_catalog import FOLDERS, PAPER, TASKS, EvalTask, find_tasks
 from layermem_bench.evals.task_records import read_docs
-from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
+from layermem_bench.run.trained_models import Checkpoint, load_model
 
 Sample = Mapping[str, Any]
 """What lm-eval says of an item: its choices, the model's answer, whether it is right."""

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem_base.files import write_atomically
-from layermem_bench.analysis.checkpoints import Checkpoint, open_checkpoints
+from layermem_bench.config.result_files import to_json
 from layermem_bench.config.run import Run
-from layermem_bench.evals import Tell
 from layermem_bench.evals.benchmarks import measure_benchmarks
 from layermem_bench.evals.grammar import measure_grammar
 from layermem_bench.evals.losses import measure_losses, settle_windows
+from layermem_bench.evals.result import EvalOptions, EvalResult, Part
+from layermem_bench.evals.scoring import Tell
 from layermem_bench.evals.solving import measure_problems
 from layermem_bench.evals.task_catalog import find_tasks
-from layermem_bench.results.eval import EvalOptions, EvalResult, Part
-from layermem_bench.results.files import to_json
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.run.folder import RunFolder
+from layermem_bench.run.trained_models import Checkpoint, open_checkpoints
 from layermem_bench.tasks.registry import all_tasks
 
 Group = Callable[[Mapping[str, tuple[Run, RunFolder]]], dict[str, tuple[str, ...]]]

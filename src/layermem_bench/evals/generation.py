@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
-from layermem_bench.evals import in_eval_mode
+from layermem_bench.evals.scoring import in_eval_mode
 
 Rows = Sequence[Sequence[int]]
 # Logits of a batch of queries take at most this many bytes, unless those of one sequence take more.

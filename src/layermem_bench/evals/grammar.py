@@ -25,10 +25,11 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from layermem_bench.analysis.capture import capture, sequences_at_once
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model
+from layermem_bench.analysis.result import Probe, Representation
 from layermem_bench.analysis.separability import Separability, separability
-from layermem_bench.data.tokenizers import batch_encoder
-from layermem_bench.evals import (
+from layermem_bench.evals.perplexity import Predecessor, first_context, pad_right, perplexity
+from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table
+from layermem_bench.evals.scoring import (
     Tell,
     adjust,
     compare_right,
@@ -36,9 +37,8 @@ from layermem_bench.evals import (
     share_right,
     tokens_of,
 )
-from layermem_bench.evals.perplexity import Predecessor, first_context, pad_right, perplexity
-from layermem_bench.results.analysis import Probe, Representation
-from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
+from layermem_bench.run.trained_models import Checkpoint, load_model
+from layermem_bench.text.tokenizers import batch_encoder
 
 RIGHT_PAIRS, BY_PARADIGM = "right pairs", "right pairs by paradigm"
 """Names of the tables of phenomena and of paradigms."""

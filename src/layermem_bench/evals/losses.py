@@ -8,13 +8,13 @@ from functools import partial
 from typing import Literal
 
 from layermem_bench.analysis.ablation import weight_groups, without
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model
-from layermem_bench.data.document_hashes import hash_text
-from layermem_bench.data.sources import open_source
-from layermem_bench.evals import Tell, adjust, tokens_of
 from layermem_bench.evals.perplexity import Perplexity, choose_windows, perplexity
-from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
-from layermem_bench.results.intervals import p_value, ratio_interval
+from layermem_bench.evals.result import Difference, EvalOptions, Part, Row, Score, Table
+from layermem_bench.evals.scoring import Tell, adjust, tokens_of
+from layermem_bench.run.trained_models import Checkpoint, load_model
+from layermem_bench.statistics import p_value, ratio_interval
+from layermem_bench.text.document_hashes import hash_text
+from layermem_bench.text.sources import open_source
 
 LOSS = "loss"
 """Name of the table."""

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from layermem_bench.data.sources import cut_document
-from layermem_bench.data.tokenizers import Ids, batch_encoder
-from layermem_bench.evals import in_eval_mode
+from layermem_bench.evals.scoring import in_eval_mode
+from layermem_bench.text.sources import cut_document
+from layermem_bench.text.tokenizers import Ids, batch_encoder
 
 Predecessor = int | Literal["tokenizer"] | None
 """What stands before a text: an id, what the tokenizer says (BOS, or EOS without one), nothing."""

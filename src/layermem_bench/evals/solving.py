@@ -11,13 +11,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.config import run as config
-from layermem_bench.evals import Tell
 from layermem_bench.evals.generation import greedy, read_answers
-from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
-from layermem_bench.results.intervals import proportion
-from layermem_bench.results.solved import Shares, Solved
+from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table
+from layermem_bench.evals.scoring import Tell
+from layermem_bench.run.solved import Shares, Solved
+from layermem_bench.run.trained_models import Checkpoint, load_model
+from layermem_bench.statistics import proportion
 from layermem_bench.tasks.problems import Grade, Problem, Queried
 from layermem_bench.tasks.registry import TaskDefinition, encode, get_task, select_queried
 

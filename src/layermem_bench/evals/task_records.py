@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.evals import read_rows
+from layermem_bench.evals.scoring import read_rows
 from layermem_bench.evals.task_catalog import EvalTask
 
 Doc = dict[str, Any]

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from layermem_bench.analysis.result import Representation, to_rows
 from layermem_bench.paper.artefact import (
     Artefact,
     Observing,
@@ -25,9 +26,8 @@ from layermem_bench.paper.inspecting import (
     probes,
 )
 from layermem_bench.paper.trained import arithmetic, full_attention
-from layermem_bench.results.analysis import Representation, to_rows
-from layermem_bench.results.study import BY_LAYER, Drawing, Picture, Scale
-from layermem_bench.study.definition import Observed
+from layermem_bench.studies.definition import Observed
+from layermem_bench.studies.result import BY_LAYER, Drawing, Picture, Scale
 
 _TEXT_NOTES = (
     "The paper does not say which of its 1B models is analyzed; that with full attention is taken.",

@@ -6,7 +6,9 @@ from functools import partial
 from typing import get_args
 
 from layermem_bench.config.run import Run
-from layermem_bench.results.study import (
+from layermem_bench.studies.boards import arms_of_variants
+from layermem_bench.studies.definition import Board, Observed, Study, Trained
+from layermem_bench.studies.result import (
     Claim,
     Direction,
     Drawing,
@@ -16,8 +18,6 @@ from layermem_bench.results.study import (
     RunRecord,
     Scale,
 )
-from layermem_bench.study.boards import arms_of_variants
-from layermem_bench.study.definition import Board, Observed, Study, Trained
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SEEDS: Mapping[Scale, int] = {"tiny": 5, "small": 3, "paper": 1}

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from layermem_bench.config.run import Run
-from layermem_bench.efficiency.measuring import ModelSpec, Shape, device_and_precision, measure
-from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.costs.measuring import ModelSpec, Shape, device_and_precision, measure
+from layermem_bench.costs.model_sizes import model_sizes
+from layermem_bench.costs.result import Measurement, Mode
 from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime
 from layermem_bench.paper.evaluated import ARMS
 from layermem_bench.paper.trained import full_attention, grouped_queries
-from layermem_bench.results.costs import Measurement, Mode
-from layermem_bench.results.study import ABOVE_PLAIN, Claim, PaperNumber, Scale
-from layermem_bench.study.costs import count_point
-from layermem_bench.study.definition import Board, Observed
+from layermem_bench.studies.costs import count_point
+from layermem_bench.studies.definition import Board, Observed
+from layermem_bench.studies.result import ABOVE_PLAIN, Claim, PaperNumber, Scale
 
 # Each half of a table, and the board whose runs have its sizes.
 _HALVES: Mapping[str, Callable[[Scale], Board]]

@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
+from layermem_bench.evals.result import EvalOptions, Row
 from layermem_bench.evals.task_catalog import find_task
 from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime, on_text, shares
 from layermem_bench.paper.trained import grouped_queries
-from layermem_bench.results.eval import EvalOptions, Row
-from layermem_bench.results.study import PaperNumber, Scale
-from layermem_bench.study.definition import Observed
+from layermem_bench.studies.definition import Observed
+from layermem_bench.studies.result import PaperNumber, Scale
 
 # The tables' columns: each task's name in lm-eval, and percents of LLaMA, HC and LIMe as printed.
 _COLUMNS = {
@@ -125,7 +125,7 @@ def _score(
     """Return the share of right answers by run folder and column, and the row of each column."""
     from layermem_bench.evals.benchmarks import RIGHT
     from layermem_bench.evals.evaluating import evaluate_checkpoints
-    from layermem_bench.study.labelled_runs import arms_of_same_seeds
+    from layermem_bench.studies.labelled_runs import arms_of_same_seeds
 
     options = _options(tasks, trained.scale, trained.task_records)
     result = evaluate_checkpoints(folders, options, trained.out / "eval", group=arms_of_same_seeds)

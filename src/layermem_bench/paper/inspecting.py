@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from layermem_bench.paper.artefact import Observing
-from layermem_bench.results.analysis import (
+from layermem_bench.analysis.result import (
     Analysis,
     AnalysisOptions,
     Layout,
@@ -20,10 +19,11 @@ from layermem_bench.results.analysis import (
     Probe,
     Representation,
 )
-from layermem_bench.results.files import read_result
-from layermem_bench.results.run_folder import RunFolder, recorded_run
-from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Picture, RunRecord, Scale, Validation
-from layermem_bench.study.definition import Board, Observed
+from layermem_bench.config.result_files import read_result
+from layermem_bench.paper.artefact import Observing
+from layermem_bench.run.folder import RunFolder, recorded_run
+from layermem_bench.studies.definition import Board, Observed
+from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, Picture, RunRecord, Scale, Validation
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -157,9 +157,9 @@ def _analysis_of(
 ) -> Analysis:
     """Return the analysis of two runs: that which is there, else a new one."""
     from layermem_bench.analysis.analyze import analyze
-    from layermem_bench.analysis.checkpoints import open_checkpoints
     from layermem_bench.config.hashing import plugin_digest, sources_digest
     from layermem_bench.evals.benchmarks import checkpoint_digest
+    from layermem_bench.run.trained_models import open_checkpoints
 
     folders = [record.folder for record in pair]
     # A run that is trained again keeps its id, and may have other weights; nor is what our code, or
@@ -256,8 +256,8 @@ def _model_of(record: RunRecord, *, trained: bool) -> Any:
     """Return a run's final model, or a new model of its seed."""
     from transformers import set_seed
 
-    from layermem_bench.analysis.checkpoints import load_model, open_checkpoints
-    from layermem_bench.train.setup import build_model
+    from layermem_bench.run.setup import build_model
+    from layermem_bench.run.trained_models import load_model, open_checkpoints
 
     (checkpoint,) = open_checkpoints([record.folder])
     if trained:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from layermem_bench.config.result_files import read_result
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SCALES
-from layermem_bench.results.files import read_result
-from layermem_bench.results.study import Scale, StudyResult
-from layermem_bench.study.carrying_out import result_folder
+from layermem_bench.studies.carrying_out import result_folder
+from layermem_bench.studies.result import Scale, StudyResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from layermem_bench.efficiency.model_sizes import reshaped
+from layermem_bench.costs.model_sizes import reshaped
 from layermem_bench.paper.artefact import (
     FINEWEB,
     Artefact,
@@ -25,14 +25,14 @@ from layermem_bench.paper.inspecting import (
     saved,
 )
 from layermem_bench.presets import get_preset
-from layermem_bench.results.study import (
+from layermem_bench.studies.definition import Board, Observed
+from layermem_bench.studies.result import (
     LOSS,
     RIGHT_ANSWERS,
     Claim,
     PaperNumber,
     Scale,
 )
-from layermem_bench.study.definition import Board, Observed
 
 _TINY_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 Rates = dict[Scale, tuple[float, ...]]

@@ -1,0 +1,176 @@
+"""Training one run: from its config to a folder with metrics, checkpoints and the final model."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from accelerate import Accelerator
+from transformers import set_seed
+
+from layermem_base.files import write_atomically
+from layermem_bench.config.micro_batches import sequences_at_once
+from layermem_bench.config.precision import uses_bfloat16
+from layermem_bench.config.run import Run
+from layermem_bench.run.checkpoints import whole_weights
+from layermem_bench.run.earlier_stages import (
+    check_earlier_stages,
+    stage_of,
+    write_lineage,
+)
+from layermem_bench.run.folder import RunFolder, step_of, temporary_folder
+from layermem_bench.run.host_models import merge_lora
+from layermem_bench.run.learning import Evaluate, prepare_learning
+from layermem_bench.run.loop import Loop
+from layermem_bench.run.model_card import describe_solved, model_card
+from layermem_bench.run.processes import join_processes, process_count
+from layermem_bench.run.progress import check_trackers
+from layermem_bench.run.run_config import claim_folder, record_beginning
+from layermem_bench.run.sequences import digest, weights_digest
+from layermem_bench.run.setup import check_options
+from layermem_bench.run.stopping import NotFiniteError
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    evaluate: Evaluate | None = None,
+) -> RunFolder:
+    """Train; return the folder, which holds the config, the metrics and the final model.
+
+    ``resume`` goes on from the newest checkpoint in ``out``, or from the beginning where there is
+    none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
+    model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
+    and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
+    """
+    if run.host.model is None:
+        check_options(run.variant, run.model)
+    check_trackers(run)
+    sequences_at_once(run, process_count())
+    folder = RunFolder(out)
+    accelerator = join_processes(run, folder.path)
+    is_first = accelerator.is_main_process
+    if is_first:
+        folder.create()
+    with folder.locked() if is_first else nullcontext():
+        if is_first:
+            claim_folder(folder, run, resume=resume)
+        accelerator.wait_for_everyone()
+        if folder.final.exists():
+            logger.info("%s has ended already", folder.path)
+        else:
+            _train(run, folder, accelerator, evaluate)
+        accelerator.wait_for_everyone()
+    return folder
+
+
+def _train(
+    run: Run, folder: RunFolder, accelerator: Accelerator, evaluate: Evaluate | None
+) -> None:
+    """Train from the newest checkpoint or the beginning, measure the final model, and save it."""
+    learning = prepare_learning(run, evaluate)
+    earlier = check_earlier_stages(run, learning.validation_data.documents)
+    if accelerator.is_main_process:
+        data = learning.train_data, learning.validation_data
+        beginning = {
+            "data": digest([split.identity() for split in data]),
+            "text": learning.text_digest,
+            "precision": "bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
+            "weights": weights_digest(run.model.pretrained or run.host.model, run.host.revision),
+            "trained_before_by": str(earlier) or None,
+        }
+        record_beginning(folder, run, beginning)
+    checkpoint = folder.latest_checkpoint()
+    set_seed(run.seed)
+    model = learning.load_model()
+    _end_as_in_training(model, learning.tokenizer)
+    # Every checkpoint says it from the first step on.
+    stage = stage_of(run, learning.train_data.documents)
+    write_lineage(model.config, earlier.followed_by(stage))
+    if accelerator.is_main_process:
+        folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
+        count = f"{model.num_parameters():,}"
+        logger.info("%s, %s parameters, seed %d", type(model).__name__, count, run.seed)
+    if checkpoint:
+        logger.info("going on from %s", checkpoint)
+    # Whatever making the model has drawn.
+    set_seed(run.seed)
+    loop = Loop(run, folder, model, learning, accelerator, checkpoint)
+    with loop.stop.handle_signals():
+        with _record_divergence(loop):
+            ended = loop.train()
+        if ended and learning.evaluate:
+            ended = loop.stop.run_unless_stopped(partial(_save_result, loop, learning.evaluate))
+        if ended:
+            _save_final_model(loop)
+        else:
+            logger.info("stopped at step %d; --resume goes on", loop.step)
+
+
+def _end_as_in_training(model: Any, tokenizer: Any) -> None:
+    """Have the texts that a model generates end where those that it is trained on do."""
+    end, known = tokenizer.eos_token_id, model.generation_config.eos_token_id
+    ends = known if isinstance(known, list) else [known] if known is not None else []
+    if end is not None and end not in ends:
+        model.generation_config.eos_token_id = [end, *ends]
+        model.config.get_text_config().eos_token_id = end
+
+
+@contextmanager
+def _record_divergence(loop: Loop) -> Iterator[None]:
+    """Write a record if the block diverges; an earlier record is deleted at its beginning."""
+    if loop.is_first:
+        loop.folder.diverged.unlink(missing_ok=True)
+    try:
+        yield
+    except NotFiniteError as error:
+        if loop.is_first:
+            loop.folder.record_divergence(loop.run.id, loop.step, str(error))
+        raise
+
+
+def _save_result(loop: Loop, evaluate: Evaluate) -> None:
+    """Have the final model solve the test problems; write each attempt, and the result."""
+    run, folder = loop.run, loop.folder
+    solved, attempts = evaluate(loop.model, loop.learning.tokenizer, run.task, "test")
+    if not loop.is_first:
+        return
+    rows = [attempt.row() for attempt in attempts]
+    write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
+    solved = replace(
+        solved,
+        run_id=run.id,
+        steps_taken=loop.step,
+        problems=digest([row["prompt"] for row in rows]),
+        solutions=digest([row["solution"] for row in rows]),
+    )
+    write_atomically(folder.result, solved.to_json())
+    for name, text in describe_solved(solved).items():
+        logger.info("%s: %s", name, text)
+
+
+def _save_final_model(loop: Loop) -> None:
+    """Save model and tokenizer; delete checkpoints unless the run asks for any."""
+    run, folder = loop.run, loop.folder
+    if run.host.train == "lora":
+        merge_lora(loop.model)
+    weights = whole_weights(loop.model)
+    if not loop.is_first:
+        return
+    temporary = folder.path / ".final"
+    with temporary_folder(temporary, f"the final model, {folder.final},"):
+        loop.write_model(temporary, weights)
+        card = model_card(run, folder, loop.model, loop.learning.description)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+        os.replace(temporary, folder.final)
+    if not run.save_every:
+        for checkpoint in folder.complete_checkpoints():
+            folder.delete_checkpoint(step_of(checkpoint))

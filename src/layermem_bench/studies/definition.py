@@ -1,0 +1,145 @@
+"""What is compared, as data: Study, its Boards, their Arms; and the studies known by name.
+
+``@study`` makes a study known by the name of the function that returns it, with dashes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from layermem_base.number_ranges import above, at_least, check_numbers, number
+from layermem_bench.config.named import Named
+from layermem_bench.config.run import Run
+from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, OfPaper, Picture, RunRecord
+
+CHOOSING_SEED = 1000
+"""Seed that learning rates are chosen with; results must be of other seeds."""
+ALL_CONDITIONS = ("tokens", "time", "parameters")
+
+
+def with_learning_rate(run: Run, rate: float) -> Run:
+    """Return a run at another learning rate."""
+    return replace(run, optim=replace(run.optim, lr=rate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One of the alternatives that are compared on a board."""
+
+    name: str
+    change: Callable[[Run], Run]
+    """Returns the board's run with what this arm changes."""
+    rates: tuple[float, ...] | None = number(None, above(0))
+    """Learning rates that it tries; None: the board's."""
+    with_rate: Callable[[Run, float], Run] = with_learning_rate
+    """Puts a learning rate into its run."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, f"{self.name}: ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What the runs of some arms share, and the arms: the others are compared with the first."""
+
+    name: str
+    base: Run
+    arms: tuple[Arm, ...]
+    rates: tuple[float, ...] = number((), above(0))
+    """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
+    trials: int | None = number(None, at_least(2))
+    """How many settings every arm tries between the lowest and the highest of ``rates``; None: each
+    of these."""
+    starts_from: "Board | None" = None
+    """Board whose run of the same arm and seed each run starts from; None: new weights."""
+    shape: str = ""
+    """LAYERSxWIDTH, where it is a preset in another shape."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        names = [arm.name for arm in self.arms]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"{self.name}: arms must be given and differ, got {', '.join(names)}")
+        fewest = min(len(self.rates_of(arm)) for arm in self.arms)
+        if self.trials is not None and (fewest < 2 or self.base.optim.router_lr is not None):
+            raise ValueError(
+                "--trials tries learning rates between the lowest and the highest of --rates, and "
+                "those of what arms add: name two --rates, and leave --optim.router-lr out; "
+                "--trials None tries the --rates themselves"
+            )
+
+    def rates_of(self, arm: Arm) -> tuple[float, ...]:
+        """Return the learning rates that an arm tries."""
+        return self.rates if arm.rates is None else arm.rates
+
+    @property
+    def metric(self) -> str:
+        """Return what arms are ranked by."""
+        return metric_of(self.base)
+
+
+def metric_of(run: Run) -> str:
+    """Return what a run and those that are compared with it are ranked by."""
+    return RIGHT_ANSWERS if run.task.name else LOSS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """One quantity of one arm, as a ``Row`` and a ``Metric`` of a result hold it."""
+
+    quantity: str
+    arm: str
+    by_seed: Mapping[int, float]
+    is_share: bool = False
+    chance: float | None = None
+    counted: bool = False
+
+
+Records = Mapping[str, Mapping[str, Mapping[int, RunRecord]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The ended runs of a study, of its first condition, by board, arm and planned seed."""
+
+    seeds: tuple[int, ...]
+    records: Records
+    out: Path
+    """Folder for what is computed of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(OfPaper):
+    """Arms on boards, seed by seed, under conditions."""
+
+    name: str
+    title: str
+    boards: tuple[Board, ...]
+    seeds: tuple[int, ...]
+    conditions: tuple[str, ...] = ("tokens",)
+    """Under which the arms meet: of ``ALL_CONDITIONS``."""
+    observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
+    """What is seen of ended runs, or without any; None: what runs are judged by is all."""
+    tasks: tuple[str, ...] = ()
+    """Evaluation tasks that models are asked."""
+
+    def __post_init__(self) -> None:
+        if not self.seeds or CHOOSING_SEED in self.seeds:
+            raise ValueError(
+                f"--seeds: a study needs some, and {CHOOSING_SEED} is kept for choosing learning "
+                f"rates, got {self.seeds or 'none'}"
+            )
+        if not self.conditions or not set(self.conditions) <= set(ALL_CONDITIONS):
+            raise ValueError(
+                f"--conditions must be of {', '.join(ALL_CONDITIONS)}, got "
+                f"{', '.join(self.conditions) or 'none'}"
+            )
+        names = [board.name for board in self.boards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
+
+
+_KNOWN = Named[Study]("study")
+study, names, description, get_study = _KNOWN.add, _KNOWN.names, _KNOWN.description, _KNOWN.make
+"""Makes a function a study; names of all such studies; a study's one line; the study of a name."""

@@ -1,0 +1,311 @@
+"""A study -> its runs by name: those that choose learning rates, and those that count.
+
+BOARD/rates/ARM-lrRATE-s1000    every arm with every rate (or ARM-lrRATE-ownRATE-s1000)
+BOARD/ARM-lrRATE-sSEED          every arm with what it chose and every seed
+BOARD/CONDITION/ARM-...         those of them that a condition makes other runs
+
+A condition is a function from a run to a run. Each run carries its labels.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from layermem.models.registry import lookup
+from layermem_bench.config.counting import count_parameters
+from layermem_bench.config.labels import Labels
+from layermem_bench.config.run import Run
+from layermem_bench.costs.model_sizes import model_sizes
+from layermem_bench.run.setup import adds_parameters
+from layermem_bench.studies.definition import CHOOSING_SEED, Arm, Board
+from layermem_bench.studies.records import (
+    RecordedRuns,
+    check_comparable,
+    read_divergence,
+    read_metrics,
+)
+from layermem_bench.studies.result import LOSS, MeasuredSteps, TriedRates
+
+TOLERANCE = 0.005
+"""Share within which parameters are equal."""
+OWN_RATES = 1e-3, 3e-2
+"""Lowest and highest learning rate that trials try for parameters that an arm adds."""
+# A difference in time that timing steps again would make as well.
+_SAME_TIME = 0.01
+_NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
+# Of an arm in a folder's name, which with rates and seed has at most 255 characters.
+_LONGEST_ARM = 160
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What an arm tries: a learning rate, and perhaps another of what it adds."""
+
+    rate: float
+    own_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One run of a study; its labels say of which board and arm."""
+
+    run: Run
+    trial: Tried | None = None
+    """What it tries; None: it counts."""
+
+    @property
+    def board(self) -> str:
+        """Return the name of its board."""
+        return self.run.labels.board
+
+    @property
+    def arm(self) -> str:
+        """Return the name of its arm."""
+        return self.run.labels.arm
+
+
+Plan = dict[str, PlannedRun]
+Choices = Mapping[str, Tried]
+"""What each arm chose; one that is not named takes the board's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A board whose rates are chosen."""
+
+    board: Board
+    tried: tuple[TriedRates, ...]
+    choices: Choices
+    lost: frozenset[str]
+    """Arms that diverged at every learning rate."""
+    runs: Plan
+    """The runs that count, of all arms; those of lost ones are not trained."""
+    steps: MeasuredSteps | None
+
+    @property
+    def counting(self) -> Plan:
+        """Return the runs that count and are trained."""
+        return {name: each for name, each in self.runs.items() if each.arm not in self.lost}
+
+
+def stages(boards: Iterable[Board]) -> list[list[Board]]:
+    """Return the boards in the order of training: those that others start from come first."""
+    boards = list(boards)
+    first = {board.starts_from.name: board.starts_from for board in boards if board.starts_from}
+    return [list(stage) for stage in (first.values(), boards) if stage]
+
+
+def trials(board: Board) -> Plan:
+    """Return the runs that choose a board's learning rates; an arm with one rate needs none."""
+    plan: Plan = {}
+    for arm in board.arms:
+        tries = candidates(board, arm)
+        for tried in tries if len(tries) > 1 else ():
+            run = _run(board, arm, tried, CHOOSING_SEED)
+            _add(plan, f"{board.name}/rates", tried, PlannedRun(run=run, trial=tried))
+    return plan
+
+
+def candidates(board: Board, arm: Arm) -> list[Tried]:
+    """Return what an arm tries.
+
+    With ``trials``, as many rates, evenly spaced on a logarithmic scale; an arm that adds
+    parameters tries each with another rate of their own, spaced alike, in a mixed order.
+    """
+    rates = board.rates_of(arm)
+    if board.trials is None or not rates:
+        return [Tried(rate) for rate in rates]
+    spaced = _spaced(min(rates), max(rates), board.trials)
+    run = arm.change(board.base)
+    if not adds_parameters(run.variant, run.model):
+        return [Tried(rate) for rate in spaced]
+    own_rates = _spaced(*OWN_RATES, board.trials)
+    # Multiples of the golden ratio spread evenly over the unit interval, and neither rate says
+    # anything about the other.
+    places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
+    ranks = [sorted(places).index(place) for place in places]
+    return [Tried(rate, own_rate=own_rates[rank]) for rate, rank in zip(spaced, ranks, strict=True)]
+
+
+def _spaced(low: float, high: float, count: int) -> list[float]:
+    """Return rates of two digits from the lowest to the highest, with equal ratios."""
+    ratio = (high / low) ** (1 / (count - 1))
+    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
+
+
+def counting_runs(
+    board: Board,
+    seeds: Sequence[int],
+    choices: Choices,
+    path_of: Callable[[str, Run], Path],
+    choices_before: Choices | None = None,
+) -> Plan:
+    """Return the runs that count at equal tokens.
+
+    ``path_of``: where a named run lies or would lie, for a board that starts from another, whose
+    arms made the ``choices_before``.
+    """
+    starts: dict[tuple[str, int], str] = {}
+    if board.starts_from:
+        before = counting_runs(board.starts_from, seeds, choices_before or {}, path_of)
+        for name, planned in before.items():
+            start = path_of(name, planned.run) / "final"
+            starts[planned.arm, planned.run.seed] = str(start)
+    plan: Plan = {}
+    for seed in seeds:
+        for arm in board.arms:
+            tried = choices.get(arm.name)
+            run = _run(board, arm, tried, seed)
+            if pretrained := starts.get((arm.name, seed)):
+                run = replace(run, model=replace(run.model, pretrained=pretrained))
+            _add(plan, board.name, tried, PlannedRun(run=run))
+    return plan
+
+
+def at_condition(
+    condition: str, at_tokens: Plan, board: Board, steps: MeasuredSteps | None
+) -> Plan:
+    """Return the runs of a condition; those that it does not change are those at equal tokens."""
+    plan: Plan = {}
+    for name, planned in at_tokens.items():
+        run = planned.run
+        if condition == "time" and steps is not None:
+            run = at_equal_time(run, steps.ratios[planned.arm])
+        elif condition == "parameters":
+            run = at_equal_parameters(run, board.base)
+        if run != planned.run:
+            name = f"{board.name}/{condition}/{name.rpartition('/')[2]}"
+        plan[name] = replace(planned, run=run)
+    return plan
+
+
+def with_conditions(plans: Mapping[str, Plan]) -> Plan:
+    """Return the runs of some conditions, each labelled with all conditions it counts under."""
+    plan: Plan = {}
+    for condition, of_condition in plans.items():
+        for name, planned in of_condition.items():
+            labels = plan.get(name, planned).run.labels
+            labels = replace(labels, conditions=(*labels.conditions, condition))
+            plan[name] = replace(planned, run=replace(planned.run, labels=labels))
+    return plan
+
+
+def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> Run:
+    labels = Labels(board=board.name, arm=arm.name)
+    run = replace(arm.change(board.base), seed=seed, labels=labels)
+    if tried is None:
+        return run
+    if tried.own_rate is not None:
+        run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
+    return arm.with_rate(run, tried.rate)
+
+
+def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> None:
+    """Add a run under its name; raise where another has it: one would stand for the other."""
+    named = (("lr", tried.rate), ("own", tried.own_rate)) if tried else ()
+    rate = "".join(f"-{what}{value:g}" for what, value in named if value is not None)
+    name = f"{folder}/{name_in_folders(planned.arm)}{rate}-s{planned.run.seed}"
+    if name in plan:
+        raise ValueError(
+            f"{plan[name].arm} and {planned.arm} would have one folder, {name}: let arms and "
+            "--rates differ in more than punctuation and the seventh digit"
+        )
+    plan[name] = planned
+
+
+def name_in_folders(arm: str) -> str:
+    """Return what stands for an arm in the names of its runs' folders."""
+    name = _NOT_IN_FOLDER_NAMES.sub("-", arm)
+    if len(name) <= _LONGEST_ARM:
+        return name
+    digest = hashlib.sha256(arm.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_ARM - 9]}-{digest}"
+
+
+def at_equal_time(run: Run, ratio: float) -> Run:
+    """Return a run of as many steps as take the time of the first arm's; ``ratio``: of a step's."""
+    if abs(ratio - 1) <= _SAME_TIME:
+        return run
+    return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
+
+
+def at_equal_parameters(run: Run, base: Run) -> Run:
+    """Return a run whose mlp is as wide as it takes to have the plain decoder's parameters."""
+    if start := run.host.model or run.model.pretrained:
+        raise ValueError(
+            f"{start} has the sizes of its weights, so that there are no equal "
+            "parameters: leave --conditions parameters out"
+        )
+    plain = plain_parameters(base)
+    return run if abs(parameters(run) / plain - 1) <= TOLERANCE else with_parameters(run, plain)
+
+
+def parameters(run: Run, fields: Mapping[str, Any] | None = None) -> int:
+    """Return the trainable parameters of the model of a run of ours; ``fields``: its config's."""
+    fields = fields or model_sizes(run)[0] | run.model.variant_fields()
+    entry = lookup(run.variant)
+    return count_parameters(entry.config(**fields), entry.variant)
+
+
+def plain_parameters(run: Run) -> int:
+    """Return the parameters of the plain decoder of a run's sizes."""
+    return parameters(replace(run, variant="plain"))
+
+
+def with_parameters(run: Run, target: int) -> Run:
+    """Return a run whose mlp is as wide as it takes to have ``target`` parameters."""
+    model, ours, width = run.model, parameters(run), run.model.intermediate_size
+    wider = replace(run, model=replace(model, intermediate_size=width + 1))
+    width -= round((ours - target) / (parameters(wider) - ours))
+    if width >= 1:
+        fitted = replace(run, model=replace(model, intermediate_size=width))
+        if abs(parameters(fitted) / target - 1) <= TOLERANCE:
+            return fitted
+    shape = f"{model.num_hidden_layers}x{model.hidden_size}"
+    raise ValueError(
+        f"{run.variant} has {ours:,} parameters on {run.preset} at {shape}, and no width of the "
+        f"mlp gives it {target:,} within {TOLERANCE:.1%}; leave it out, or take a larger board"
+    )
+
+
+def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
+    """Return what each arm of a board tried and chose; all trials must be recorded."""
+    plan = trials(board)
+    folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
+    check_comparable(folders.values())
+    losses: dict[str, dict[Tried, float]] = {}
+    for name, planned in plan.items():
+        # That a rate is too high for an arm, so that the run diverges, is a result.
+        is_lost = read_divergence(folders[name], planned.run.id) is not None
+        loss = math.inf if is_lost else read_metrics(folders[name], planned.run)[LOSS]
+        if planned.trial is not None:
+            losses.setdefault(planned.arm, {})[planned.trial] = loss
+    return tuple(tried_rates(arm, of_arm) for arm, of_arm in losses.items())
+
+
+def tried_rates(arm: str, losses: Mapping[Tried, float]) -> TriedRates:
+    """Return what an arm tried, and its choice: the lowest finite loss."""
+    finite = {tried: loss for tried, loss in losses.items() if math.isfinite(loss)}
+    best = min(finite, key=lambda tried: finite[tried], default=None)
+    return TriedRates(
+        arm=arm,
+        rates=tuple(tried.rate for tried in losses),
+        losses=tuple(finite.get(tried) for tried in losses),
+        chosen=best.rate if best else None,
+        own_rates=tuple(tried.own_rate for tried in losses if tried.own_rate is not None),
+        own_chosen=best.own_rate if best else None,
+    )
+
+
+def choices_of(
+    board: Board, tried: Sequence[TriedRates]
+) -> tuple[dict[str, Tried], frozenset[str]]:
+    """Return what each arm of a board takes, and the arms that diverged at every rate."""
+    tries = {arm.name: candidates(board, arm) for arm in board.arms}
+    choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}
+    choices |= {t.arm: Tried(t.chosen, t.own_chosen) for t in tried if t.chosen is not None}
+    return choices, frozenset(each.arm for each in tried) - choices.keys()

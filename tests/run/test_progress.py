@@ -1,0 +1,136 @@
+"""How runs are shown: bars in a terminal, lines in a pipe, and trackers."""
+
+import io
+import logging
+import re
+import sys
+
+import pytest
+from accelerate import tracking
+from accelerate.utils import LoggerType
+from rich.console import Console
+from small_run import Interrupted, a_run, interrupt, stop_at
+
+from layermem_bench.run import progress
+from layermem_bench.run.progress import RunsProgress
+from layermem_bench.run.training import train
+
+ROW = {"loss": 1.25, "tokens_per_second": 2048.0}
+VALIDATION = {"val_loss": 0.5, "val_accuracy": 0.75}
+TRAINING_LINE = "loss 1.2500  2,048 tokens/s"
+VALIDATION_LINE = "validation loss 0.5000, 75.0% solved"
+
+
+@pytest.fixture
+def now(monkeypatch):
+    seconds = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_bars_in_a_terminal():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=150, color_system=None)
+    shown = RunsProgress(2, console)
+    shown.begin("a", 40, 10)
+    shown.update("a", {"step": 30, **ROW})
+    shown.bars.refresh()
+    shown.update("a", {"step": 30, **VALIDATION})
+    shown.end("a")
+    shown.close()
+    assert "30/40" in out.getvalue() and TRAINING_LINE in out.getvalue()
+    assert VALIDATION_LINE in out.getvalue() and "1/2" in out.getvalue()
+
+
+def test_lines_in_a_pipe_now_and_then(now):
+    out = io.StringIO()
+    shown = RunsProgress(2, Console(file=out, width=120))
+    shown.begin("a", 40)
+    shown.begin("b", 40)
+    shown.update("b", {})
+    shown.update("a", {"step": 1, **ROW})
+    shown.update("a", {"step": 2, **ROW})
+    # As often as it is looked at.
+    for _ in range(2):
+        shown.update("a", {"step": 2, **VALIDATION})
+    now[0] += 16
+    shown.update("b", {"step": 3, **ROW})
+    shown.close()
+    assert out.getvalue().splitlines() == [
+        f"a: step 1  {TRAINING_LINE}",
+        f"a: step 2  {VALIDATION_LINE}",
+        f"b: step 3  {TRAINING_LINE}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["layermem.some", "another.library"])
+def test_what_is_logged_stands_above_the_bars(name, monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logger, handler = logging.getLogger(name), logging.StreamHandler()
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    shown = RunsProgress(1, Console(stderr=True, force_terminal=True, width=80))
+    shown.begin("lime", 40)
+    shown.update("lime", {"step": 40, "loss": 0.275})
+    logger.warning("lime: validation loss 0.27")
+    shown.bars.refresh()
+    shown.end("lime")
+    shown.close()
+    logger.warning("all runs have ended")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue().replace("\x1b[1A", "\n"))
+    lines = [line.strip() for line in re.split(r"[\r\n]", plain)]
+    assert "40/40" in plain and "loss 0.2750" in plain
+    assert lines.count("lime: validation loss 0.27") == 1
+    assert lines.count("all runs have ended") == 1
+    assert handler.stream is terminal
+
+
+def test_a_tracker_gets_the_same_rows(place, tmp_path):
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is missing"
+    )
+    folder = train(a_run(place, track=("tensorboard",)), tmp_path / "tracked")
+    written = events.EventAccumulator(str(folder.path / folder.project))
+    written.Reload()
+    losses = {e.step: e.value for e in written.Scalars("loss")}
+    rows = {row["step"]: row["loss"] for row in folder.rows() if "loss" in row}
+    assert losses == pytest.approx(rows)
+    assert [e.step for e in written.Scalars("val_loss")] == [4, 8]
+
+
+def test_a_resumed_run_goes_on_with_its_own_record(tmp_path, monkeypatch):
+    """Weights & Biases stands in here."""
+    begun, logged = [], []
+
+    class Tracker:
+        name, requires_logging_directory = "wandb", False
+
+        def __init__(self, project, **settings):
+            begun.append({"project": project, **settings})
+
+        start = finish = lambda self: None
+
+        def log(self, row, step, **_):
+            logged.append((begun[-1]["id"], step))
+
+    available = [LoggerType.WANDB]
+    for module in ("accelerate.tracking", "layermem_bench.run.progress"):
+        monkeypatch.setattr(f"{module}.get_available_trackers", lambda: available)
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
+    run = a_run(tmp_path, track=("wandb",))
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_at(patch, 5, interrupt)
+        train(run, tmp_path / "a")
+    # Another of the same config, in the same process, between the two halves.
+    train(run, tmp_path / "b")
+    train(run, tmp_path / "a", resume=True)
+    first, other, second = begun
+    assert first["id"] == second["id"] != other["id"]
+    assert [each["name"] for each in begun] == ["a", "b", "a"]
+    assert {each["project"] for each in begun} == {tmp_path.name}
+    for each in (first, other):
+        assert {step for name, step in logged if name == each["id"]} == set(range(1, 9))
+    available.clear()
+    with pytest.raises(ValueError, match="track=wandb"):
+        train(run, tmp_path / "c")

@@ -1,0 +1,133 @@
+"""`layermem study`: what it prints and writes, how it goes on, what is asked wrongly."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import yaml
+from launchers import InThisProcess, use
+from recorded import SIZES, record
+from small_run import a_run
+
+from layermem_bench import cli
+from layermem_bench.config.result_files import read_result
+from layermem_bench.config.run import Labels, to_dict
+from layermem_bench.run.folder import RunFolder, load_run
+from layermem_bench.studies.result import LOSS, StudyResult
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Return a study of two arms and two seeds, of runs of two steps."""
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump(to_dict(a_run(tmp_path, preset="words", max_steps=2)))
+    )
+    words = ["study", "--config", str(tmp_path / "run.yaml"), "--seeds", "2"]
+    return [*words, "--variants", "plain,recipe", "--out", str(tmp_path / "out")]
+
+
+def test_a_study_of_a_config_runs_what_is_missing(asked, tmp_path, monkeypatch, capsys):
+    here, out = use(InThisProcess(), monkeypatch), tmp_path / "out"
+    train = here.train
+    here.train = lambda run, folder: 1 if run.seed and run.variant == "lime" else train(run, folder)
+    # A failed run ends the command with an error after its result is shown and written.
+    with pytest.raises(SystemExit, match="1 of 4 runs failed: words/recipe-s1"):
+        cli.main(asked)
+    assert "failed: seed 1" in " ".join(capsys.readouterr().out.split())
+    here.train, names = train, [f"words/{arm}-s{s}" for s in (0, 1) for arm in ("plain", "recipe")]
+    assert here.begun == names
+    before = [RunFolder(out / name).metrics.stat().st_mtime_ns for name in names[:3]]
+    cli.main(asked)
+    shown = capsys.readouterr().out
+    assert here.begun == [*names, names[-1]]
+    assert before == [RunFolder(out / name).metrics.stat().st_mtime_ns for name in names[:3]]
+    result = read_result(StudyResult, out / "studies" / "words")
+    assert [arm.name for arm in result.boards[0].conditions[0].arms] == ["plain", "recipe"]
+    assert "validation loss" in shown and (out / "studies" / "words" / "index.html").exists()
+    # The labels are in the config, and stay as long as the run is one of the board's.
+    run = load_run(out / "words/recipe-s0/config.yaml")
+    labels = Labels(board="words", conditions=("tokens",), arm="recipe")
+    assert (run.variant, run.labels) == ("lime", labels)
+    config = ["train", "--config", str(out / "words/recipe-s0/config.yaml"), "--out"]
+    for option, value, kept in (
+        ("--seed", "5", labels),
+        ("--max-steps", "1", Labels(arm="lime")),
+        ("--labels.arm", "mine", replace(labels, arm="mine")),
+    ):
+        cli.main([*config, str(tmp_path / option), option, value])
+        assert load_run(tmp_path / option / "config.yaml").labels == kept
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_goes_on(asked, tmp_path, monkeypatch):
+    """Its runs end by themselves; what they were trained with is the same."""
+    command = [sys.executable, "-m", "layermem", *asked, "--max-steps", "40"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    first = RunFolder(tmp_path / "out" / "words" / "plain-s0")
+    while not first.rows() and process.poll() is None:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out" / "studies" / "words" / "study.json").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    use(InThisProcess(), monkeypatch)
+    fresh = tmp_path / "fresh"
+    cli.main([*asked[:-1], str(fresh), "--max-steps", "40"])
+    values = [
+        read_result(StudyResult, out / "studies" / "words").values("words", "tokens", LOSS)
+        for out in (tmp_path / "out", fresh)
+    ]
+    assert values[0] == values[1] and all(len(of) == 2 for of in values[0].values())
+
+
+def test_options_of_a_runs_variant_are_of_no_other_arm(tmp_path, made_up, monkeypatch):
+    use(made_up, monkeypatch)
+    model = replace(SIZES, options=("router_grain=layer", "attention_bias=true"))
+    folder = record(tmp_path / "half", model=model, preset="made-up")
+    arms = ["--variants", "lime,lime:router_grain=layer", "--out", str(tmp_path / "out")]
+    cli.main(["study", str(folder), *arms, "--seeds", "1"])
+    options = [run.model.options for run in made_up.runs]
+    assert options == [("attention_bias=true",), ("attention_bias=true", "router_grain=layer")]
+
+
+def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
+    use(made_up, monkeypatch)
+    arms = "plain,lime,hyper_connections"
+    cli.main(
+        ["study", "tiny-lm,tiny-aet-4", "--variants", arms, "--out", str(tmp_path), "--dry-run"]
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    # Three arms at four rates; three arms, five seeds, and those that two conditions change.
+    assert shown.count("12 + 30") == 2 and "84 runs" in shown
+    assert not made_up.begun and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["tiny-lm", "--seeds", "0"], "seeds"),
+        (["tiny-lm", "--seeds", "1000", "--seed", "1"], "1000"),
+        (["tiny-lm", "--rates", "0"], "rates"),
+        (["tiny-lm", "--variants", "plain,lame"], "'lame'"),
+        (["aet-44"], "'aet-44'"),
+        (["tiny-lm,aet-44"], "'aet-44'"),
+        (["tiny-mqar,mqar"], "tiny-mqar, tiny-mqar"),
+        (["paper/table7", "--conditions", "time"], "--conditions"),
+        (["paper/table77"], "table77"),
+    ],
+)
+def test_what_is_asked_wrongly(argv, named, tmp_path, made_up, monkeypatch, capsys):
+    use(made_up, monkeypatch)
+    with pytest.raises(SystemExit) as refused:
+        cli.main(["study", *argv, "--out", str(tmp_path)])
+    shown = capsys.readouterr()
+    said = f"{refused.value.code} {shown.err} {shown.out}".replace("│", " ")
+    assert re.search(named, " ".join(said.split()))
+    assert not made_up.begun and not list(tmp_path.glob("**/config.yaml"))

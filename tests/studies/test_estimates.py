@@ -1,0 +1,103 @@
+"""What a study would train, without training or timing anything: before, in between, afterwards."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from launchers import MadeUp
+from recorded import record
+
+from layermem_bench.config.host import VARIANT
+from layermem_bench.config.run import Data, Host, Model, Run
+from layermem_bench.studies.boards import study_of_variants
+from layermem_bench.studies.carrying_out import carry_out
+from layermem_bench.studies.definition import Arm, Board
+from layermem_bench.studies.estimates import estimate, estimate_run, is_recorded, planned_states
+from layermem_bench.studies.records import RecordedRuns
+
+TOKENS = 40 * 32 * 256
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """No runs of this machine."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_still_to_come_is_counted(tmp_path, made_up, study):
+    (before,) = estimate(study(), tmp_path)
+    # Six that try rates; three seeds of three arms at equal tokens, and of those that a condition
+    # changes: two at equal time, one at equal parameters.
+    assert (before.board, before.trials, before.counting) == ("board", 6, 18)
+    assert (before.recorded, before.failed, before.hours) == (0, 0, None)
+    assert before.tokens == 24 * TOKENS
+    assert before.flops > 6 * before.parameters * before.tokens * 0.5
+    assert not made_up.begun and not made_up.timed and not any(tmp_path.iterdir())
+    # One that failed is to come; with the rates chosen it is known which runs of three are one.
+    made_up.does = lambda run: "" if (run.variant, run.seed) == ("plain", 2) else "ends"
+    carry_out(study(), tmp_path, launcher=made_up)
+    (between,) = estimate(study(), tmp_path)
+    assert (between.trials, between.counting) == (6, 18)
+    assert (between.recorded, between.failed) == (23, 1)
+    (new,) = estimate(study(conditions=("tokens",)), tmp_path)
+    assert (new.recorded, new.counting) == (14, 9)
+
+
+def test_hours_are_known_where_runs_of_the_same_shape_are_recorded(tmp_path, study):
+    asked = study(conditions=("tokens",), rates=(), variants="plain,lime")
+    run = asked.boards[0].base
+    for variant, speed in (("plain", 2000), ("lime", 1000)):
+        folder = record(tmp_path / "runs" / variant, run=replace(run, variant=variant, seed=9))
+        rows = [f'{{"step": {n}, "tokens_per_second": {speed}}}\n' for n in (1, 2)]
+        (folder / "metrics.jsonl").write_text("".join(rows))
+    (told,) = estimate(asked, tmp_path / "out")
+    assert 3600 * told.hours == pytest.approx(3 * TOKENS / 2000 + 3 * TOKENS / 1000)
+    assert 3600 * estimate_run(replace(run, variant="plain")).hours == TOKENS / 2000
+    other = replace(run, model=replace(run.model, num_hidden_layers=3))
+    assert estimate_run(replace(other, variant="plain")).hours is None
+
+
+def test_runs_whose_rates_are_not_chosen_are_not_taken_for_recorded(tmp_path, study):
+    """A run at the preset's rate stands under another name."""
+    asked = study(conditions=("tokens",), variants="plain,lime")
+    for seed in range(3):
+        run = replace(asked.boards[0].base, variant="plain", seed=seed)
+        record(tmp_path / "board" / f"plain-s{seed}", run=run)
+    planned = planned_states(asked, RecordedRuns(tmp_path))
+    assert len(planned) == 4 + 6 and not any(is_recorded(state) for _, state in planned.values())
+    # Where all arms take the board's rate they are known at once.
+    known = planned_states(study(conditions=("tokens",), rates=()), RecordedRuns(tmp_path))
+    assert [name for name, (_, state) in known.items() if is_recorded(state)] == [
+        f"board/plain-s{seed}" for seed in range(3)
+    ]
+
+
+def test_what_carrying_out_refuses_is_refused_before(tmp_path, made_up, study):
+    asked = study(conditions=("tokens",), rates=(), variants="plain,lime", seeds=1)
+    other = record(tmp_path / "board" / "lime-s0", variant="lime", max_steps=80, preset="made-up")
+    for refusing in (estimate, lambda *args: carry_out(*args, launcher=made_up)):
+        with pytest.raises(ValueError, match="lime-s0"):
+            refusing(asked, tmp_path)
+    assert not made_up.begun
+    # One that has lost what it recorded.
+    shutil.rmtree(other)
+    (record(other, run=replace(asked.boards[0].base, variant="lime")) / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="lime-s0"):
+        estimate(asked, tmp_path)
+
+
+def test_a_host_has_no_closed_form(tmp_path):
+    host = Host(model="some/model", memory="none", train="all")
+    run = Run(max_steps=10, variant=VARIANT, model=Model(), host=host, data=Data(block_size=16))
+    board = Board(name="b", base=run, arms=(Arm(name="plain", change=lambda run: run),))
+    (told,) = estimate(study_of_variants([board], (0, 1), ("tokens",)), tmp_path)
+    assert (told.flops, told.parameters, told.hours) == (None, None, None)
+    assert told.tokens == 2 * 10 * 32 * 16
+
+
+def test_arms_that_diverged_at_every_rate_count_in_no_plan(tmp_path, made_up, study):
+    made_up = MadeUp(made_up.loss, lambda run: "diverges")
+    with pytest.raises(RuntimeError, match="every arm diverged"):
+        carry_out(study(), tmp_path, launcher=made_up)
+    (told,) = estimate(study(), tmp_path)
+    assert told.recorded == 6 and told.trials == 6 and told.counting == 0

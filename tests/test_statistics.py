@@ -1,0 +1,243 @@
+"""Intervals against figures one can look up."""
+
+import math
+import random
+import statistics
+
+import pytest
+from scipy import stats
+
+from layermem_bench.statistics import (
+    Interval,
+    adjusted_p_values,
+    further_looks,
+    holm,
+    interval,
+    mcnemar,
+    p_value,
+    p_values_to,
+    paired,
+    pairs_to_settle,
+    price_of_looks,
+    proportion,
+    ratio_interval,
+)
+
+
+def test_against_a_known_case():
+    # Mean 3, deviation sqrt(2.5), t(4) = 2.7764: 2.7764 * 1.5811 / sqrt(5) = 1.963.
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.mean == 3 and found.half == pytest.approx(1.963, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile"),
+    # Tables of Student's t: 1, 9, 31 and 999 degrees of freedom.
+    [(2, 12.7062), (10, 2.2622), (32, 2.0395), (1000, 1.9623)],
+)
+def test_quantiles_are_those_of_the_tables(count, quantile):
+    values = [float(i % 3) for i in range(count)]
+    half = interval(values).half * math.sqrt(count) / statistics.stdev(values)
+    assert half == pytest.approx(quantile, abs=6e-5)
+
+
+def test_p_values_are_those_of_the_tables():
+    # t(4) = 2.7764 is the quantile of p = 0.05, 4.6041 that of 0.01.
+    assert p_value(Interval(mean=-1.0, half=1.0, count=5)) == pytest.approx(0.05)
+    one_percent = Interval(mean=4.6041, half=2.7764, count=5)
+    assert p_value(one_percent) == pytest.approx(0.01, abs=1e-5)
+    assert p_value(Interval(mean=0.0, half=0.0, count=3)) == 1
+    # Pairs that all differ by the same: by their signs, of which three alike are one case in four.
+    assert p_value(Interval(mean=0.5, half=0.0, count=3)) == 0.25
+    assert p_value(Interval(mean=-0.5, half=0.0, count=6)) == 2**-5 < 0.05
+    assert math.isnan(p_value(interval([1.0])))
+
+
+def test_rounding_is_not_taken_for_how_pairs_vary():
+    # Each pair differs by 0.1, in floats by 0.0999... and 0.1000...: t would be 1e15.
+    same = paired([1.7, 1.6, 1.65, 1.5], [1.6, 1.5, 1.55, 1.4])
+    assert (same.half, p_value(same)) == (0, 2**-3)
+    assert pairs_to_settle(same) == 6
+    # Equal means that were summed in another order.
+    none = paired([0.1 + 0.2, 0.3, 0.3], [0.3, 0.3, 0.1 + 0.2])
+    assert (none.mean, none.half, p_value(none)) == (0, 0, 1)
+    # What is small but not rounding stays: losses of a converged model.
+    small = paired([2.0e-6, 3.0e-6], [1.0e-6, 1.5e-6])
+    assert small.mean == pytest.approx(1.25e-6) and small.half > 1e-6
+
+
+def test_p_values_equal_those_of_scipy():
+    ours, theirs = [1.0, 2.5, 2.0, 4.0], [0.5, 2.7, 1.0, 2.0]
+    expected = stats.ttest_rel(ours, theirs).pvalue
+    assert p_value(paired(ours, theirs)) == pytest.approx(float(expected))
+
+
+def test_holm_by_hand():
+    # Ranked .01, .03, .04: 3 x .01, 2 x .03, then 1 x .04, which may not be below .06.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_pairs_one_value_and_none():
+    assert paired([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).half == 0
+    assert interval([2.0]).half == math.inf
+    # Of NaN alone statistics.stdev raises an AttributeError.
+    for values in ([], [math.nan, math.nan], [1.0, math.inf]):
+        with pytest.raises(ValueError, match="finite values"):
+            interval(values)
+    with pytest.raises(ValueError):
+        paired([1.0], [1.0, 2.0])
+
+
+def test_shares():
+    # Wilson's intervals, as tabulated.
+    assert proportion(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert proportion(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert proportion(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    for right, count in ((1432, 2000), (842, 1000), (7, 30)):
+        of_scipy = stats.binomtest(right, count).proportion_ci(method="wilson")
+        assert proportion(right, count) == pytest.approx(tuple(of_scipy), rel=1e-12)
+    # A sum of shares lies between two whole numbers, and so does its interval.
+    for end in (0, 1):
+        below, middle, above = (proportion(right, 30)[end] for right in (7, 7.5, 8))
+        assert below < middle < above
+        assert proportion(7 + 1e-12, 30)[end] == pytest.approx(below, rel=1e-9)
+    # Exactly at the ends, whatever the count: what is drawn from an interval lies within it.
+    counts = (*range(1, 200), 1000, 2999)
+    assert all(proportion(n, n)[1] == 1 and proportion(0, n)[0] == 0 for n in counts)
+
+
+def test_mcnemar_is_the_exact_test_of_the_items_that_differ():
+    # Two-sided binomial: 2 (C(10, 0) + C(10, 1)) / 2^10 for 1 against 9.
+    assert mcnemar(1, 9) == mcnemar(9, 1) == pytest.approx(22 / 1024)
+    assert mcnemar(0, 6) == pytest.approx(2 / 64)
+    assert mcnemar(4, 4) == mcnemar(0, 0) == 1
+
+
+def test_the_interval_of_a_ratio_of_equal_denominators_is_that_of_the_mean():
+    generator = random.Random(0)
+    values = [generator.gauss(3, 1) for _ in range(7)]
+    of_mean = interval(values)
+    ends = of_mean.mean - of_mean.half, of_mean.mean + of_mean.half
+    assert ratio_interval([(values, [2.0] * 7)]).ends == pytest.approx(tuple(x / 2 for x in ends))
+
+
+def test_the_interval_of_a_difference_is_paired_and_of_ratios_of_sums():
+    generator = random.Random(0)
+    sizes = [float(generator.randrange(1, 50)) for _ in range(300)]
+    hard = [size * generator.gauss(5, 2) for size in sizes]
+    easier = [a - 0.1 * size for a, size in zip(hard, sizes, strict=True)]
+    # Every item differs by 0.1 in each of its parts, whichever is left out.
+    assert ratio_interval([(hard, sizes), (easier, sizes)]).ends == pytest.approx((0.1, 0.1))
+    low, high = ratio_interval([(hard, sizes)]).ends
+    assert low < sum(hard) / sum(sizes) < high and high - low > 0.2
+    # One without a denominator is no item, and a single one has no interval.
+    assert ratio_interval([([*hard, 0.0], [*sizes, 0.0])]).ends == pytest.approx((low, high))
+    assert ratio_interval([([1.0, 0.0], [1.0, 0.0])]) is None
+
+
+@pytest.mark.parametrize("documents", [2, 3, 10])
+def test_intervals_over_few_documents_hold_what_is_there(documents):
+    """Of two models alike but for noise, at most one interval in ten leaves 0 out."""
+    generator, held = random.Random(documents), 0
+    for _ in range(400):
+        sizes = [math.exp(generator.gauss(5, 1)) for _ in range(documents)]
+        hard = [generator.gauss(2, 0.3) for _ in sizes]
+        models = [
+            ([size * (h + generator.gauss(0, 0.05)) for size, h in zip(sizes, hard, strict=True)])
+            for _ in range(2)
+        ]
+        low, high = ratio_interval([(losses, sizes) for losses in models]).ends
+        held += low <= 0 <= high
+    assert held / 400 > 0.88
+
+
+def test_p_values_are_adjusted_for_those_that_there_are():
+    pairs = paired([1.0, 2.0, 3.5], [0.5, 1.1, 2.2])
+    differences = {"a": pairs, "single": interval([1.0]), "none": None, "b": pairs}
+    assert adjusted_p_values(differences) == dict.fromkeys("ab", 2 * p_value(pairs))
+    assert adjusted_p_values({"single": interval([1.0])}) == {}
+
+
+def test_against_the_best_is_of_all_pairs():
+    values = {"a": (1.0, 2.0, 4.0), "b": (1.5, 2.1, 4.9), "c": (0.5, 2.5, 3.7)}
+    by_seed = {arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}
+    pairs = [("a", "b"), ("a", "c"), ("b", "c")]
+    ab, _, bc = holm([p_value(paired(values[one], values[other])) for one, other in pairs])
+    assert p_values_to("b", by_seed) == {"a": ab, "c": bc}
+    assert p_values_to("b", by_seed, looks=2)["c"] == min(1.0, 4 * bc)
+    # Of two arms either would have been the best: there is one pair.
+    two = {arm: by_seed[arm] for arm in "ab"}
+    assert p_values_to("a", two) == {"b": p_value(paired(values["a"], values["b"]))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deviations", [(1,) * 7, (1, 1, 1, 1, 1, 1, 10), (1, 2, 3, 4, 6, 8, 10)])
+def test_the_best_of_equal_arms_is_seldom_better(deviations):
+    """7 arms that do not differ, 5 seeds that they share: 1 table in 20 may say that two do.
+
+    Adjusted for the 6 differences from the best alone, it is 1 in 11 where arms vary alike.
+    """
+    generator, wrong, tables = random.Random(0), 0, 250
+    for _ in range(tables):
+        shared = [generator.gauss(0, 3) for _ in range(5)]
+        values = {
+            arm: {seed: value + generator.gauss(0, of_arm) for seed, value in enumerate(shared)}
+            for arm, of_arm in enumerate(deviations)
+        }
+        best = min(values, key=lambda arm: statistics.fmean(values[arm].values()))
+        wrong += min(p_values_to(best, values).values()) < 0.05
+    # 2.3 standard deviations above 5%.
+    assert wrong / tables < 0.05 + 2.3 * math.sqrt(0.05 * 0.95 / tables)
+
+
+def test_each_look_pays_more():
+    assert [price_of_looks(looks) for looks in (1, 2, 3, 4)] == [1, 4, 8, 16]
+    # Of any number of looks planned as such, the levels are no more than the whole.
+    assert sum(1 / price_of_looks(looks) for looks in range(2, 50)) <= 0.5
+    assert holm([0.01, 0.02], looks=2) == pytest.approx([0.08, 0.08])
+    pairs = paired([1.0, 2.0, 3.5], [0.5, 1.1, 2.2])
+    assert adjusted_p_values({"a": pairs}, looks=2) == {"a": 4 * p_value(pairs)}
+
+
+def test_the_same_seeds_again_are_no_further_look():
+    assert further_looks((), range(3)) == ((0, 1, 2),)
+    assert further_looks(((0, 1, 2),), [4, 3, 2, 1, 0]) == ((0, 1, 2), (0, 1, 2, 3, 4))
+    assert further_looks(((0, 1, 2),), (2, 1, 0)) == ((0, 1, 2),)
+    # To go back to the seeds that looked better does not take the other look back.
+    assert further_looks(((0, 1), (0, 1, 2)), (0, 1)) == ((0, 1, 2), (0, 1))
+
+
+def test_adding_seeds_until_there_is_a_difference_seldom_finds_one():
+    """Looks at 5, 10 and 20 seeds of nothing, ended at the first p below 5%."""
+    generator, studies = random.Random(0), 1200
+    wrong, unadjusted = 0, 0
+    for _ in range(studies):
+        values = [generator.gauss(0, 1) for _ in range(20)]
+        p_values = [p_value(interval(values[:count])) for count in (5, 10, 20)]
+        unadjusted += min(p_values) < 0.05
+        wrong += any(holm([p], i)[0] < 0.05 for i, p in enumerate(p_values, 1))
+    # By the shares of the level at most 6.9%; as if each were the only one, 12%.
+    assert wrong / studies < 0.07 < 0.09 < unadjusted / studies
+
+
+def test_how_many_pairs_settle_a_difference():
+    """An effect of half a standard deviation needs 34 pairs, of a whole one 10 (Cohen's tables)."""
+
+    def an_interval(effect, count=6):
+        half = float(stats.t.ppf(0.975, count - 1)) / math.sqrt(count)
+        return Interval(mean=effect, half=half, count=count)
+
+    assert pairs_to_settle(an_interval(0.5)) == 34
+    assert pairs_to_settle(an_interval(-0.5)) == 34
+    # The first of six by Holm's method, at 5% / 6.
+    assert pairs_to_settle(an_interval(1.0), compared=6) == 16
+    assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3), compared=6) == 8
+    assert pairs_to_settle(an_interval(1.0)) == 10
+    assert pairs_to_settle(an_interval(0.01)) == pytest.approx(78_500, rel=0.01)
+    assert pairs_to_settle(an_interval(0.0)) is None
+    assert pairs_to_settle(an_interval(1e-12)) is None
+    assert pairs_to_settle(Interval(mean=1.0, half=math.inf, count=1)) is None
+    assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3)) == 6
+    assert p_value(Interval(mean=1.0, half=0.0, count=5)) > 0.05
