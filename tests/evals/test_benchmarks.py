@@ -6,8 +6,8 @@ import lzma
 import pytest
 from eval_fixtures import docs
 
+from layermem_bench.evals import benchmarks
 from layermem_bench.evals.result import EvalOptions
-from layermem_bench.evals.scoring import benchmarks
 from layermem_bench.evals.task_catalog import TASKS, find_tasks
 from layermem_bench.evals.task_records import read_docs
 from layermem_bench.run.trained_models import open_checkpoints

@@ -10,10 +10,11 @@ from small_run import a_run
 
 from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Task
+from layermem_bench.evals import losses
 from layermem_bench.evals.evaluating import evaluate_checkpoints
 from layermem_bench.evals.perplexity import perplexity
 from layermem_bench.evals.result import EvalOptions, EvalResult
-from layermem_bench.evals.scoring import compare_right, losses, share_right
+from layermem_bench.evals.scoring import compare_right, share_right
 from layermem_bench.run.training import train
 from layermem_bench.text.tokenizers import load_tokenizer
 

@@ -112,7 +112,7 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch, request):
         package.mkdir()
         for name in ("__init__.py", "more.py"):
             (package / name).write_text("")
-    for module in ("config.hashing", "train.run_config"):
+    for module in ("config.hashing", "run.run_config"):
         monkeypatch.setattr(f"layermem_bench.{module}.PACKAGE_FOLDERS", packages)
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
