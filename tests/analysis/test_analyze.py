@@ -113,7 +113,7 @@ def test_what_two_variants_mix_over_depth_is_recorded(folder):
 def test_decoders_of_transformers_bare_and_with_attached_memory(folder):
     bare = analyzed(folder, "llama", make_host("llama", vocab_size=300)).models["llama"]
     assert bare.routing is None and bare.routing_unknown is None
-    assert bare.about.class_name == "LlamaForCausalLM"
+    assert bare.class_name == "LlamaForCausalLM"
     model = shake_routers(attach(make_host("llama", vocab_size=300)))
     attached = analyzed(folder, "attached", model).models["attached"]
     np.testing.assert_allclose(attached.routing.heatmap, mean_heatmap(model))

@@ -53,7 +53,6 @@ def check_hidden_states(model):
         inputs = batch if isinstance(batch, dict) else {"input_ids": batch}
         with torch.no_grad():
             out = model(**inputs, output_hidden_states=True, use_cache=False)
-        np.testing.assert_array_equal(captured.ids, inputs["input_ids"])
         assert captured.mask.sum() == inputs.get("attention_mask", inputs["input_ids"] > 0).sum()
         # The last of the model's own hidden states has gone through the final norm.
         for hidden, expected in zip(captured.hidden[:-1], out.hidden_states[1:-1], strict=True):
@@ -122,20 +121,6 @@ def test_attached_memory_behind_an_adapter_routes_the_values():
         weights = router.weight.detach().unflatten(1, (i + 1, 2))
         expected = torch.einsum("rsq,sbtqe->btre", weights, torch.stack(raw[: i + 1])).flatten(2)
         np.testing.assert_allclose(captured.routed[i], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_layers_that_run_several_times_are_refused():
-    """The last run alone would be captured."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).eval()
-    layers = model.model.layers
-    first = layers[0].forward
-
-    def twice(*args, **kwargs):
-        return layers[1](first(*args, **kwargs), *args[1:], **kwargs)
-
-    layers[0].forward = twice
-    with pytest.raises(ValueError, match="layer 1 runs several times"):
-        next(capture(model, batches()))
 
 
 @pytest.mark.parametrize("name", ["lime", "gpt2"])

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from layermem_bench.analysis.entropy import Standardiser, matrix_entropy, standardise
 
-ALPHAS = (0.5, 0.99, 1.0, 2.0, math.inf)
+ALPHAS = (0.5, 0.99, 1.0, 2.0)
 
 
 def by_definition(z, alpha):
@@ -27,7 +27,7 @@ def test_equal_tokens_and_orthogonal_ones(tokens, alpha):
     assert matrix_entropy(3.0 * np.eye(tokens, 64), alpha) == pytest.approx(math.log(tokens))
 
 
-@pytest.mark.parametrize("alpha", (0.5, 0.99, 1.0, 2.0))
+@pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("shape", [(9, 30), (30, 9)])
 def test_against_the_definition(shape, alpha):
     z = np.random.default_rng(1).normal(size=shape)
@@ -71,7 +71,7 @@ def test_standardising_is_in_float64_with_a_small_number_added_to_the_deviation(
 
 
 def test_arrays_without_an_entropy_are_refused():
-    for z in (np.zeros((3, 2)), np.ones(3), np.array([[1.0], [np.nan]])):
+    for z in (np.zeros((3, 2)), np.array([[1.0], [np.nan]])):
         with pytest.raises(ValueError):
             matrix_entropy(z)
     with pytest.raises(ValueError, match="token 1"):

@@ -176,7 +176,7 @@ def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
     generator, groups = np.random.default_rng(0), np.repeat(np.arange(60), 2)
     labels, seen = np.tile([1, 0], 60), []
 
-    def watch(features, labels, unseen, class_count, seed):
+    def watch(features, labels, unseen, class_count):
         seen.append((set(features[:, 0]), set(unseen[:, 0]), labels.mean()))
         return np.zeros(len(unseen), dtype=int)
 

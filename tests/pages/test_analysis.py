@@ -47,7 +47,7 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
     assert [row[:2] for row in parts[0].tables[0].texts()][:2] == [
         *(["lime", "lime-id"], ["plain", "plain-id"]),
     ]
-    assert parts[4].tables[0].texts() == [["1", "50.0%", "2.00", "0"]]
+    assert parts[4].tables[0].texts()[1] == ["1", "50.0%", "2.00", "0, 1"]
     assert len(parts[1].figures) == 2 and len(parts[2].figures) == 4
     told = [part.paragraphs[0] for part in parts[5:8]]
     for text, reason in zip(told, ("No router", "are secret", "without routers"), strict=True):

@@ -133,7 +133,7 @@ def seen(monkeypatch):
 def test_figure_6_of_the_record_is_drawn(seen):
     result = read_result(StudyResult, RECORDS / "fig6-tiny.json")
     (figure,) = drawings.paper_figures(
-        replace(result, drawings=get_artefact("fig6").drawings("tiny"))
+        replace(result, drawings=get_artefact("fig6", "tiny").drawings)
     )
     ((((series), *_), options),) = seen
     assert list(series) == ["plain", "lime"] and series["lime"][0] == [8, 16, 32, 64]

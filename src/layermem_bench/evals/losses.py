@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from layermem_bench.analysis.ablation import weight_groups, without
+from layermem_bench.analysis.routing import weight_groups, without
 from layermem_bench.evals.perplexity import Perplexity, choose_windows, perplexity
 from layermem_bench.evals.result import Difference, EvalOptions, Part, Row, Score, Table
 from layermem_bench.evals.scoring import Tell, adjust, tokens_of

@@ -32,11 +32,11 @@ _PROBES = (
 )
 _MODELS: Columns[tuple[str, ModelAnalysis]] = {
     "model": lambda named: named[0],
-    "run": lambda named: named[1].about.run_id or "no run",
-    "class": lambda named: named[1].about.class_name,
-    "layers": lambda named: str(named[1].about.layers),
-    "width": lambda named: str(named[1].about.width),
-    "parameters": lambda named: f"{named[1].about.parameters:,}",
+    "run": lambda named: named[1].run_id or "no run",
+    "class": lambda named: named[1].class_name,
+    "layers": lambda named: str(named[1].layers),
+    "width": lambda named: str(named[1].width),
+    "parameters": lambda named: f"{named[1].parameters:,}",
 }
 
 
@@ -79,10 +79,7 @@ def build(analysis: Analysis) -> Page:
         sections.append(routing_section(name, model))
         sections += [mixtures_section(name, model.mixtures)] if model.mixtures else []
     text = options.text or "the run's own problems, or the standard library's sources"
-    caption = (
-        f"Text: {text}; {analysis.sequences} sequences of at most {options.length} tokens; seed "
-        f"{options.seed}."
-    )
+    caption = f"Text: {text}; {analysis.sequences} sequences of at most {options.length} tokens."
     models = Table.over(analysis.models.items(), _MODELS, caption)
     again = [analysis.command] if analysis.command else []
     analyzed = Section(title="What was analyzed", tables=[models], commands=again)
@@ -102,7 +99,7 @@ def _lead(analysis: Analysis) -> str:
 
 def table(analysis: Analysis) -> Table:
     """Return entropy and both probes' accuracies of the routed values, layer by layer."""
-    depth = max(model.about.layers for model in analysis.models.values())
+    depth = max(model.layers for model in analysis.models.values())
     columns = {"layer": list(map(str, range(depth)))}
     for measure, read in _MEASURES.items():
         spec = ".2f" if measure == "entropy" else ".1%"

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from layermem_bench.analysis.result import DepthMixture, ModelAnalysis, Reading, Rows
+from layermem_bench.analysis.result import DepthMixture, ModelAnalysis, Rows
+from layermem_bench.analysis.routing import Reading, readings
 from layermem_bench.pages import figures
 from layermem_bench.pages.page import Columns, Figure, Section, Switch, Table
 from layermem_bench.studies.result import Picture
@@ -54,19 +55,13 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
         if model.routing_unknown is not None:
             reason = f"It is not shown: {model.routing_unknown}."
         return Section(title=title, paragraphs=[reason])
-    paths = [
-        f"{' from '.join(map(str, circuit.layers))} ({circuit.weight:.1%})"
-        for circuit in routing.circuits[:5]
-    ]
-    told = f"Heaviest paths of two steps: {'; '.join(paths) or 'none, or too few layers'}."
     heatmaps = {"Keys and values": routing.heatmap} if routing.parts is None else routing.parts
     # Layer 0 has nothing to choose from.
     heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
     caption = "Shares of absolute router weights; the effective number is exp of their entropy."
     return Section(
         title=title,
-        paragraphs=[told],
-        tables=[Table.over(routing.readings, _READINGS, caption)],
+        tables=[Table.over(readings(np.array(routing.heatmap)), _READINGS, caption)],
         switches=[
             panels(Picture(kind="heatmap", name=name, panels=heatmaps)),
             panels(Picture(kind="heads", name=f"{name}'s heads", panels=heads)),
