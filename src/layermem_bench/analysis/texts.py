@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from layermem_bench.analysis.result import FOLDS, AnalysisOptions
-from layermem_bench.config.run import Task
+from layermem_bench.config.run import Data, Task
 from layermem_bench.run.trained_models import Checkpoint
 from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import get_task
@@ -57,7 +57,7 @@ def read_texts(options: AnalysisOptions, checkpoint: Checkpoint) -> tuple[str, I
         return f"the different test problems of {checkpoint.name}", read_problems(task)
     source = options.text or "stdlib"
     where = f"{source} (read up to --documents {options.documents})"
-    documents = itertools.islice(open_source(source, streaming=True), options.documents)
+    documents = itertools.islice(open_source(source, Data(streaming=True)), options.documents)
     return where, split_documents(documents, options.length, checkpoint.tokenizer)
 
 
