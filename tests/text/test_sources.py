@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -140,31 +141,27 @@ def test_the_fingerprint_follows_content_and_kind_and_not_the_name(tmp_path):
     assert len({first, *others}) == 4
 
 
+NO_TEXT = [b"[1]", b"{", b'"text"', b'{"body": "x"}', b'{"text": 3}', rb'{"text": "\ud800"}']
+
+
 @pytest.mark.parametrize(
-    "line",
-    [b"[1]", b"{", b'"text"', b'{"body": "x"}', b'{"text": 3}', b'{"text": null}', b"\xff"]
-    + [rb'{"text": "\ud800"}'],
+    ("name", "line", "where"),
+    [*(("a.jsonl", line, ", line 3") for line in NO_TEXT)]
+    + [("a.jsonl", b"\xff", ""), ("a.txt", b"\xff", "")],
 )
-def test_a_bad_line_is_named(tmp_path, line):
-    path = tmp_path / "a.jsonl"
+def test_a_bad_line_is_named(tmp_path, name, line, where):
+    path = tmp_path / name
     path.write_bytes(json_lines(TEXTS[:1]) + b"\n" + line + b"\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl" + ", line 3" * (line != b"\xff")):
+    with pytest.raises(ValueError, match=re.escape(name) + where):
         list(open_source(str(path)))
 
 
-def test_what_is_no_text_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("a")
-    with pytest.raises(ValueError, match="holds no file"):
-        open_source(str(tmp_path))
-    (tmp_path / "latin.txt").write_bytes(b"na\xefve")
-    with pytest.raises(ValueError, match="latin.txt"):
-        list(open_source(str(tmp_path)))
-
-
 @pytest.mark.parametrize("name", ["nowhere.jsonl", "./nowhere", "/no/where", "a/b/c", "no.txt:x"])
-def test_a_path_that_is_not_there(name):
+def test_a_path_that_is_not_there_and_a_folder_without_text(name, tmp_path):
     with pytest.raises(FileNotFoundError, match="data.source"):
         open_source(name)
+    with pytest.raises(ValueError, match="holds no file"):
+        open_source(str(tmp_path))
 
 
 @pytest.fixture
