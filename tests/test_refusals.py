@@ -55,6 +55,7 @@ REFUSED = [
     ("models fetch nothing here", "nothing"),
     ("models convert ./nowhere out", "nowhere"),
     ("prepare gone.jsonl", "gone.jsonl"),
+    ("prepare stdlib --tasks 2 --data.max-documents 3", "--data.max-documents"),
     ("--plugin", "--plugin"),
     ("--plugin nowhere list tasks", "nowhere"),
 ]

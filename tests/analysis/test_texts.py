@@ -89,9 +89,9 @@ def test_a_problem_is_read_once(tmp_path):
 def test_a_text_is_read_no_further_than_its_first_documents(monkeypatch):
     read = 0
 
-    def documents(_, *, streaming):
+    def documents(_, how):
         # A dataset on the hub is fetched only as far as it is read.
-        assert streaming
+        assert how.streaming
         nonlocal read
         for read in range(1, 10**9):
             yield f"w1 {read:09} " * 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from layermem_bench.analysis.result import FOLDS, AnalysisOptions
-from layermem_bench.config.run import Task
+from layermem_bench.config.run import Data, Task
 from layermem_bench.run.trained_models import Checkpoint
 from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import get_task
@@ -62,7 +62,7 @@ def choose_texts(options: AnalysisOptions, checkpoint: Checkpoint) -> Texts:
         where, pieces = f"the test problems of {checkpoint.name}", read_problems(task)
     else:
         where = f"the first {_DOCUMENTS:,} documents of {source}"
-        documents = itertools.islice(open_source(source, streaming=True), _DOCUMENTS)
+        documents = itertools.islice(open_source(source, Data(streaming=True)), _DOCUMENTS)
         pieces = split_documents(documents, options.length, tokenizer)
     texts = list(itertools.islice(pieces, options.sequences))
     if not texts:

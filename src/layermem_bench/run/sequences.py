@@ -20,7 +20,7 @@ from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Task
 from layermem_bench.tasks import registry
 from layermem_bench.tasks.problems import Problem
-from layermem_bench.text.document_hashes import Sketch
+from layermem_bench.text.blocks import Sketch
 
 IGNORED = -100
 """Label of a token that has no loss."""

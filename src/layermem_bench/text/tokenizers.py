@@ -23,7 +23,11 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token;
     ``revision``: branch, tag or commit of one from the hub."""
     if name == "bytes":
-        return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
+        # One token for each byte, named by the letter that byte-level BPE uses.
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        letters = {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
+        return _fast_tokenizer(models.BPE(letters, []))
     path = Path(name).expanduser()
     vocabulary, merges = path / "vocab.json", path / "merges.txt"
     # What a saved tokenizer makes of these two files, its other files say.
@@ -39,12 +43,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
             f'no tokenizer at {name}; data.tokenizer is "bytes", a folder with vocab.json and '
             f"merges.txt or a saved tokenizer, or a hub name ({error})"
         ) from error
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer {name} has no end token to put between documents")
-    if not tokenizer.is_fast:
+    if tokenizer.eos_token_id is None or not tokenizer.is_fast:
         raise ValueError(
-            f"the tokenizer {name} is a {type(tokenizer).__name__}, written in Python: name one "
-            "with a tokenizer.json"
+            f"the tokenizer {name} needs an end token, which stands between documents, and a "
+            "tokenizer.json"
         )
     # As it was saved it may cut and pad texts, which changes with its first call.
     tokenizer.backend_tokenizer.no_truncation()
@@ -83,15 +85,7 @@ def _encodes_bytes(tokenizer: Any) -> bool:
     """Return whether a tokenizer encodes every text as the tokenizer "bytes" does; with added
     tokens, or a class of its own, it may not."""
     own = load_tokenizer("bytes")
-    same_class = type(tokenizer) is type(own)
-    return same_class and tokenizer.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
-
-
-def _byte_vocabulary() -> dict[str, int]:
-    """Return one token for each byte, named by the letter that byte-level BPE uses."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
+    return type(tokenizer) is type(own) and fingerprint(tokenizer) == fingerprint(own)
 
 
 def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
