@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from small_run import Interrupted, a_run, curve, interrupt, stop_at, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,6 +36,10 @@ def test_what_a_run_leaves(whole):
     ids = tokenizer("w1 w2", return_tensors="pt").input_ids
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
     assert model.config.model_type == "layermem_lime"
+    card, about = (whole.final / "README.md").read_text(), yaml.safe_load(whole.config.read_text())
+    assert f"| validation loss (nats a token) | {rows[-1]['val_loss']:.4f} |" in card
+    assert f"| tokens | {rows[-1]['tokens']:,} |" in card
+    assert yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0]) == about["about"]
 
 
 def test_few_checkpoints_and_the_best_are_kept_and_none_is_pickled(place, tmp_path, monkeypatch):
@@ -60,11 +65,9 @@ def test_few_checkpoints_and_the_best_are_kept_and_none_is_pickled(place, tmp_pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"compute": {"micro_batch": 8, "checkpoint_activations": True}},
-        {"compute": {"checkpoint_activations": True, "checkpoint_every": 2}},
+        {"compute": {"micro_batch": 8, "checkpoint_activations": True, "checkpoint_every": 2}},
         {"compute": {"loss_chunk": 7}},
         {"compute": {"workers": 1}},
-        {"save_every": 0},
     ],
     ids=str,
 )
@@ -85,17 +88,7 @@ def test_a_step_is_the_mean_over_all_of_its_labels(takes_count, tmp_path, monkey
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
-def test_gradients_that_are_not_clipped_have_their_norm_in_the_row(tmp_path):
-    """A bound that nothing reaches says what they are."""
-    free, bound = (
-        train(a_run(tmp_path, max_steps=2, optim={"clip": clip}), tmp_path / str(clip)).rows()
-        for clip in (0.0, 1e9)
-    )
-    assert [row["grad_norm"] for row in free[:2]] == [row["grad_norm"] for row in bound[:2]]
-
-
-@pytest.mark.parametrize("log_every", [1, 3])
-def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypatch):
+def test_the_speed_is_that_of_training_steps_alone(tmp_path, monkeypatch):
     """A step takes a second, a validation a hundred, a save ten thousand."""
     seconds = [0.0]
 
@@ -106,12 +99,12 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
 
         monkeypatch.setattr(Loop, method.__name__, slow)
 
-    clock = SimpleNamespace(perf_counter=lambda: seconds[0])
-    monkeypatch.setattr("layermem_bench.run.metrics.time", clock)
+    clock = SimpleNamespace(perf_counter=lambda: seconds[0], monotonic=lambda: 0.0)
+    monkeypatch.setattr("layermem_bench.run.progress.time", clock)
     taking(Loop.train_step, 1.0)
     taking(Loop._judge, 100.0)
     taking(Loop.write_model, 10_000.0)
-    run, out = a_run(tmp_path, log_every=log_every), tmp_path / "timed"
+    run, out = a_run(tmp_path, log_every=3), tmp_path / "timed"
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_at(patch, 6, interrupt)
         train(run, out)
@@ -228,31 +221,23 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
         seen.clear()
 
 
-@pytest.mark.parametrize(("precision", "differs"), [("bfloat16", True), ("float32", False)])
-def test_bfloat16_computes_near_float32(precision, differs, whole, place, tmp_path):
-    folder = train(a_run(place, compute={"precision": precision}), tmp_path / "run")
-    differences = [abs(a["loss"] - b["loss"]) for a, b in losses(folder, whole)]
-    assert (0 < max(differences) < 0.1) if differs else (max(differences) == 0)
-
-
-def losses(ours, theirs):
-    rows = zip(curve(ours), curve(theirs), strict=True)
-    return [(a, b) for a, b in rows if "loss" in a]
+def test_bfloat16_computes_near_float32(whole, place, tmp_path):
+    folder = train(a_run(place, compute={"precision": "bfloat16"}), tmp_path / "run")
+    rows = zip(curve(folder), curve(whole), strict=True)
+    differences = [abs(a["loss"] - b["loss"]) for a, b in rows if "loss" in a]
+    assert 0 < max(differences) < 0.1
 
 
 @pytest.mark.parametrize(
     ("changes", "option"),
     [
-        ({"model": {"vocab_size": 100}}, "vocab_size"),
         ({"data": {"block_size": 100_000}}, "100000"),
         ({"optim": {"batch_size": 6}}, "batch_size"),
         ({"variant": "lame"}, "lime"),
         ({"model": {"options": ("ruoter=full",)}}, "router"),
         ({"model": {"options": ("router=lasst",)}}, "lasst"),
-        ({"model": {"options": ("hidden_size=8",)}}, "hidden-size"),
         ({"compute": {"shard": True}}, "compute.shard"),
         ({"variant": "plain", "optim": {"router_lr": 0.5}}, "optim.router_lr"),
-        ({"variant": "value_residual", "optim": {"router_lr": 0.5}}, "optim.router_lr"),
     ],
     ids=str,
 )
@@ -263,7 +248,7 @@ def test_what_cannot_be_trained_is_refused(changes, option, tmp_path):
     assert not RunFolder(tmp_path / "refused").final.exists()
 
 
-@pytest.mark.parametrize("variant", ["mudd", "dca", "attention_residuals", "lime"])
+@pytest.mark.parametrize("variant", ["mudd", "lime"])
 def test_the_router_rate_changes_what_a_variant_adds_and_by_default_nothing(
     variant, place, tmp_path
 ):

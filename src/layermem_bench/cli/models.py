@@ -59,7 +59,7 @@ def models(options: Models, command: str) -> None:
 def _convert(options: Models) -> None:
     """Convert a checkpoint, and say what was found and written."""
     from layermem.convert.converting import convert
-    from layermem_bench.config.named_options import check_options, parse_options
+    from layermem_bench.config.named import check_options, parse_options
     from layermem_bench.run.earlier_stages import read_lineage
 
     check_options("convert", options.options)
