@@ -162,7 +162,6 @@ def routers_alone(folder, tmp_path):
 
 ROUTES = {
     "checkpoint": lambda folder, tmp_path: folder.checkpoints / "checkpoint-1",
-    "moved": lambda folder, tmp_path: shutil.copytree(folder.final, tmp_path / "elsewhere"),
     "converted twice": lambda folder, tmp_path: (
         convert(str(llama(folder, tmp_path)), tmp_path / "twice", variant="lime").folder
     ),

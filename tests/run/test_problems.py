@@ -1,39 +1,32 @@
 """Training on problems: what is masked, padded, ordered and resumed, and that it learns."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
-from small_run import a_run, curve, rewound
+from small_run import SUMS, Interrupted, a_run, curve, interrupt, rewound
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem_bench.config.hashing import digest
-from layermem_bench.config.run import Task
+from layermem_bench.config.run import Run, Task
+from layermem_bench.evals import solving
+from layermem_bench.evals.evaluating import EvalOptions
 from layermem_bench.evals.solving import attempt, evaluate
 from layermem_bench.run.folder import RunFolder, step_of
 from layermem_bench.run.learning import ProblemDataset, build_problem_datasets, order_of
 from layermem_bench.run.loop import Loop
+from layermem_bench.run.trained_models import Checkpoint
 from layermem_bench.run.training import train
+from layermem_bench.tasks import prosqa
 from layermem_bench.tasks.registry import get_task, vocabulary_and_length
-
-FEW = Task(
-    name="arithmetic",
-    examples=30,
-    validation=5,
-    test=6,
-    options=(
-        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
-        "held_out=strict",
-    ),
-)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run on few problems that was left alone, and its folder."""
     place = tmp_path_factory.mktemp("problems")
-    run = a_run(place, task=FEW, keep=9)
+    run = a_run(place, task=SUMS, keep=9)
     return run, train(run, place / "whole", evaluate=evaluate)
 
 
@@ -93,14 +86,14 @@ def test_a_model_of_queries_is_trained_and_read_alike(tmp_path):
 
 
 def test_the_first_problems_stand_there_as_often_as_asked():
-    tokenizer = get_task("arithmetic").tokenizer(**FEW.fields())
-    once, validation = build_problem_datasets(FEW, tokenizer)
+    tokenizer = get_task("arithmetic").tokenizer(**SUMS.fields())
+    once, validation = build_problem_datasets(SUMS, tokenizer)
     assert (len(once), len(validation)) == (30, 5)
-    learnt, same = build_problem_datasets(replace(FEW, repeated=4, repeats=3), tokenizer)
+    learnt, same = build_problem_datasets(replace(SUMS, repeated=4, repeats=3), tokenizer)
     assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
     assert learnt.identity()[30:34] == learnt.identity()[34:] == once.identity()[:4]
     assert same.problems == validation.problems
-    other, _ = build_problem_datasets(replace(FEW, seed=1), tokenizer)
+    other, _ = build_problem_datasets(replace(SUMS, seed=1), tokenizer)
     assert digest(other.identity()) != digest(once.identity())
 
 
@@ -115,7 +108,7 @@ def test_every_epoch_is_a_permutation_of_its_own_that_the_seed_decides():
 
 @pytest.mark.parametrize(
     "task",
-    [FEW, Task(name="prosqa", examples=20), Task(name="mqar", examples=20)],
+    [SUMS, Task(name="prosqa", examples=20), Task(name="mqar", examples=20)],
     ids=lambda t: t.name,
 )
 def test_vocabulary_and_length_are_those_of_the_training_set(task):
@@ -186,3 +179,30 @@ def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
         lost, labels = lost + loss * count, labels + count
     losses = [folder.rows()[-1]["val_loss"] for folder in found.values()]
     assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
+
+
+def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, monkeypatch):
+    def file(name, some):
+        (tmp_path / name).write_text(json.dumps([asdict(record) for record in some]))
+        return f"={tmp_path / name}"
+
+    records = prosqa.generate(12, 0)
+    learnt, mixed, new = (
+        file(name, records[part])
+        for name, part in (("a", slice(8)), ("b", slice(6, 12)), ("c", slice(8, 12)))
+    )
+    options = ("graphs=crossed", f"train{learnt}")
+    run = Run(task=Task(name="prosqa", examples=20, options=options))
+    checkpoint = Checkpoint(name="run", location=tmp_path, tokenizer=None, run=run)
+    monkeypatch.setattr(solving, "solve", lambda *_: interrupt())
+    # Whatever is given in place of the file that was learnt.
+    for options, error in (
+        ((f"test{mixed}",), ValueError),
+        ((f"test{mixed}", "train=null"), ValueError),
+        ((f"test{mixed}", f"train{new}"), ValueError),
+        ((f"test{new}",), Interrupted),
+        (("test=null",), Interrupted),
+    ):
+        with pytest.raises(error):
+            asked = EvalOptions(task_options=options, limit=20)
+            solving.measure_problems([checkpoint], ["prosqa"], asked, lambda *_: None)

@@ -31,20 +31,6 @@ def now(monkeypatch):
     return seconds
 
 
-def test_bars_in_a_terminal():
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=150, color_system=None)
-    shown = RunsProgress(2, console)
-    shown.begin("a", 40, 10)
-    shown.update("a", {"step": 30, **ROW})
-    shown.bars.refresh()
-    shown.update("a", {"step": 30, **VALIDATION})
-    shown.end("a")
-    shown.close()
-    assert "30/40" in out.getvalue() and TRAINING_LINE in out.getvalue()
-    assert VALIDATION_LINE in out.getvalue() and "1/2" in out.getvalue()
-
-
 def test_lines_in_a_pipe_now_and_then(now):
     out = io.StringIO()
     shown = RunsProgress(2, Console(file=out, width=120))

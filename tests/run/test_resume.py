@@ -35,8 +35,14 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(step, run, whole, tmp_path,
     assert_same_end(train(run, tmp_path / "killed", resume=True), whole)
 
 
-def test_dropout_goes_on_drawing_what_it_would_have_drawn(tmp_path):
-    run = a_run(tmp_path, keep=9, model={"options": ("attention_dropout=0.2",)})
+@pytest.mark.parametrize(
+    "changes",
+    # Rows of three steps each, where checkpoints are of two; random numbers in each step.
+    [{"log_every": 3}, {"model": {"options": ("attention_dropout=0.2",)}}],
+    ids=str,
+)
+def test_a_run_goes_on_within_a_row_and_draws_what_it_would_have_drawn(changes, tmp_path):
+    run = a_run(tmp_path, keep=9, **changes)
     whole = train(run, tmp_path / "whole")
     folder = rewound(whole.path, tmp_path / "begun")
     assert_same_end(train(run, folder.path, resume=True), whole)
@@ -56,14 +62,6 @@ def test_a_save_that_is_cut_short_leaves_the_checkpoint_before(run, whole, tmp_p
     folder = RunFolder(tmp_path / "torn")
     assert folder.latest_checkpoint().name == "checkpoint-2" and not folder.staging.exists()
     assert_same_end(train(run, folder.path, resume=True), whole)
-
-
-def test_the_first_row_after_a_kill_has_all_of_its_steps(place, tmp_path):
-    """Rows are of three steps each, checkpoints of two."""
-    run = a_run(place, keep=9, log_every=3)
-    whole = train(run, tmp_path / "whole")
-    killed = rewound(whole.path, tmp_path / "killed")
-    assert_same_end(train(run, killed.path, resume=True), whole)
 
 
 def test_a_resumed_run_logs_validates_and_saves_as_it_says_now(run, whole, tmp_path):
@@ -216,14 +214,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(
     monkeypatch.undo()
     train(run, out, resume=True)
     assert folder.final.exists() and not folder.diverged.exists()
-
-
-def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
-    judge = Loop._judge
-    monkeypatch.setattr(Loop, "_judge", lambda self: judge(self) * torch.nan)
-    with pytest.raises(NotFiniteError, match="validation loss"):
-        train(a_run(tmp_path), tmp_path / "burst")
-    assert not [row for row in RunFolder(tmp_path / "burst").rows() if "val_loss" in row]
 
 
 # --- a full disk
