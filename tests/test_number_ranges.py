@@ -11,13 +11,11 @@ from layermem.models.registry import list_variants, lookup
 from layermem_base.generation_settings import GenerationSettings
 from layermem_base.number_ranges import Range, check_numbers, number_types, ranges
 from layermem_bench.cli import COMMANDS
-from layermem_bench.config import host as host_config
 from layermem_bench.config import run as config
-from layermem_bench.config import task as task_config
 
 CONFIGS = [
-    *(config.Model, config.Data, config.Optim, config.Compute, config.Run),
-    *(host_config.Host, task_config.Task, GenerationSettings),
+    *(config.Model, config.Data, config.Task, config.Optim, config.Host, config.Compute),
+    *(config.Run, GenerationSettings),
     *(lookup(name).config for name in list_variants()),
 ]
 OPTIONS = [kind for kind, _ in COMMANDS.values()]

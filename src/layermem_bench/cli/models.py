@@ -53,7 +53,7 @@ def models(options: Models, command: str) -> None:
         logger.info("wrote %s, with its card README.md", fetch(options.source, options.target))
         return
     from layermem.convert.converting import convert
-    from layermem_bench.config.named_options import check_options, parse_options
+    from layermem_bench.config.named import check_options, parse_options
     from layermem_bench.run.earlier_stages import read_lineage
 
     check_options("convert", options.options)

@@ -12,8 +12,7 @@ from layermem_bench.analysis.routing import mean_heatmap
 from layermem_bench.pages import figures
 from layermem_bench.pages import study as report
 from layermem_bench.pages.page import Figure, Page, Section, Table
-from layermem_bench.run.folder import RunFolder
-from layermem_bench.run.solved import Solved
+from layermem_bench.run.folder import RunFolder, Solved
 from layermem_bench.studies.boards import board_of, study_of_variants
 from layermem_bench.studies.definition import Study
 from layermem_bench.studies.result import RunRecord, StudyResult

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,14 +43,11 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
-    from layermem_bench.run.progress import logs_above
-
     transformers_logging.disable_progress_bar()
-    before, columns = sys.stderr, (TextColumn("{task.description}"), BarColumn())
+    columns = TextColumn("{task.description}"), BarColumn()
     on_stderr = Console(stderr=True)
     shown = Progress(*columns, TimeElapsedColumn(), console=on_stderr, transient=True)
-    # What is logged meanwhile is above the bar.
-    with shown, logs_above(before):
+    with shown:
         bar = shown.add_task(first, total=None)
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:

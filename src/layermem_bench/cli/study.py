@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem_base.number_ranges import above, at_least, between, number
-from layermem_bench.cli.options import read_options
+from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
 from layermem_bench.cli.screen import screen, show_estimates, show_result
-from layermem_bench.cli.starting_run import StartingRun, resolve_run, with_base_run
 from layermem_bench.studies.executors import Launching
 from layermem_bench.studies.hosts import WAYS, Way, study_of_retrofit
 from layermem_bench.studies.recipe import ARMS, boards_of_recipe

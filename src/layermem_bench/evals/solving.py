@@ -12,10 +12,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from layermem_bench.config import run as config
+from layermem_bench.config.named import merged
 from layermem_bench.evals.generation import greedy, read_answers
 from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table
 from layermem_bench.evals.scoring import Tell
-from layermem_bench.run.solved import Shares, Solved
+from layermem_bench.run.folder import Shares, Solved
 from layermem_bench.run.trained_models import Checkpoint, load_model
 from layermem_bench.statistics import proportion
 from layermem_bench.tasks.problems import Grade, Problem, Queried
@@ -228,7 +229,7 @@ def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.
     task = replace(
         trained_on,
         seed=trained_on.seed if options.seed is None else options.seed,
-        options=config.merged(trained_on.options, options.task_options),
+        options=merged(trained_on.options, options.task_options),
         validation=count,
         test=count,
     )

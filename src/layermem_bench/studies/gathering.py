@@ -13,8 +13,8 @@ from typing import Any
 from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.run.folder import RunFolder
-from layermem_bench.run.host_models import load_host
 from layermem_bench.run.run_config import check_same_run
+from layermem_bench.run.setup import load_host
 from layermem_bench.statistics import further_looks
 from layermem_bench.studies import result as results
 from layermem_bench.studies.costs import costs_of_arms, model_fields

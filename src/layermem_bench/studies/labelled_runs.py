@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.labels import Labels
+from layermem_bench.config.parts import Labels
 from layermem_bench.config.result_files import to_json
 from layermem_bench.config.run import Run
 from layermem_bench.run.folder import RunFolder, recorded_run, unique_names

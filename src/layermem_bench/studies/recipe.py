@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from layermem_bench.config.named_options import merged
+from layermem_bench.config.named import merged
 from layermem_bench.studies.definition import Board
 
 RECIPE = {"router_shares_kv": "false", "router_init": "value_residual", "router_grain": "layer"}
