@@ -17,6 +17,7 @@ from layermem_bench.config.run import Run, to_dict
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.training import train
 from layermem_bench.studies import executors
+from layermem_bench.studies.carrying_out import train_missing
 from layermem_bench.studies.executors import (
     Command,
     Launching,
@@ -26,7 +27,6 @@ from layermem_bench.studies.executors import (
     command_of,
     executor_of,
 )
-from layermem_bench.studies.launching import train_missing
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 # Of libraries that are not ours: sockets and pipes that they leave to the interpreter.
@@ -90,7 +90,7 @@ def test_processes_share_threads_and_take_turns_on_gpus(tmp_path, monkeypatch):
     command = {"arguments": ("true",), "folder": tmp_path, "directory": tmp_path}
     executor.start({name: Command(**command) for name in "abc"})
     assert executor.room() == 0 and executor.ended() == {}
-    executor._processes["b"][1].code = -9
+    executor._running["b"][0].code = -9
     assert executor.ended() == {"b": -9} and executor.ended() == {}
     executor.start({"d": Command(**command)})
     assert asked == [("0", "2"), ("1", "2"), ("2", "2"), ("1", "2")]
@@ -228,7 +228,7 @@ def test_a_study_whose_process_group_is_stopped_stops_its_runs(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from layermem_bench.studies.executors import LocalProcesses\n"
-        "from layermem_bench.studies.launching import train_missing\n"
+        "from layermem_bench.studies.carrying_out import train_missing\n"
         "from layermem_bench.run.folder import load_run\n"
         "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]), LocalProcesses())\n"
     )
