@@ -18,22 +18,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.modules.module import register_module_forward_hook
 
 from layermem.models import registry as registry_of_models
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem_bench.config.run import Task
-from layermem_bench.evals.generation import greedy
-from layermem_bench.evals.solving import attempt, evaluate
+from layermem_bench.evals.solving import evaluate, greedy
 from layermem_bench.run.training import train
-from layermem_bench.tasks import registry
 
 TASK = Task(
     name="arithmetic",
     examples=30,
     validation=5,
     test=2,
-    options=(
-        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
-        "held_out=strict",
-    ),
+    options=(*("operands=2", "operand_max=20", "value_max=40", "trivial=1.0", "held_out=strict"),),
 )
 
 
@@ -71,35 +65,13 @@ def note_precisions(seen, module, *_):
 
 
 def solving(folder):
-    """Both: validation problems shared, against each process solving all of them."""
-    seen = {}
-    for shard in (False, True):
-        found = seen["sharded" if shard else "copied"] = {"shared": [], "whole": [], "done": []}
-        generate = DecoderForCausalLM.generate
-
-        def watched(self, ids, *args, generate=generate, found=found, **kwargs):
-            found["done"].append(len(ids))
-            return generate(self, ids, *args, **kwargs)
-
-        def both(model, tokenizer, task, split, found=found):
-            result, attempts = evaluate(model, tokenizer, task, split)
-            if split == "validation":
-                kind = registry.get_task(task.name)
-                problems = kind.problems(split, task.validation, task.seed, **task.fields())
-                whole = attempt(model, tokenizer, kind, problems)
-                found["shared"].append([a.row() for a in attempts])
-                found["whole"].append([a.row() for a in whole])
-            return result, attempts
-
-        DecoderForCausalLM.generate = watched
-        run = a_run(folder, max_steps=3, eval_every=2, task=TASK, compute={"shard": shard})
-        found["curve"] = curve(train(run, folder / f"solving-{shard}", evaluate=both))
-        DecoderForCausalLM.generate = generate
-    return seen
+    """The curve of a sharded model that solves problems, which takes all processes."""
+    run = a_run(folder, max_steps=3, eval_every=2, task=TASK, compute={"shard": True})
+    return curve(train(run, folder / "solving", evaluate=evaluate))
 
 
 def generating(folder):
-    """Answers of which some end early, of a copied and of a sharded model."""
+    """Answers of which some end early, of a whole and of a sharded model."""
     entry = registry_of_models.lookup("lime")
     model = make(entry.causal_lm, entry.config(**TINY))
     with torch.no_grad():
@@ -109,12 +81,10 @@ def generating(folder):
     prompts = [torch.randint(2, 61, (n,), generator=draw).tolist() for n in lengths]
     settings = {"end": 1, "padding": 0, "max_new_tokens": 12, "batch_size": 2}
     seen = {"alone": greedy(model, prompts, **settings)}
-    seen["copied"] = greedy(model, prompts, **settings, shared=True)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    seen["sharded"] = greedy(model, prompts, **settings, shared=True)
-    seen["none"] = greedy(model, [], **settings, shared=True)
+    seen["sharded"] = greedy(model, prompts, **settings)
     return seen
 
 

@@ -25,7 +25,7 @@ TASK = Task(
     validation=20,
     test=30,
     options=(
-        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
+        *("operands=2", "operand_max=20", "value_max=40", "trivial=1.0"),
         "held_out=strict",
     ),
 )

@@ -60,22 +60,11 @@ def test_in_bfloat16_only_linear_layers_have_bfloat16(seen):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["copied", "sharded"])
-def test_processes_share_the_validation_problems(kind, seen):
-    """Five for two, with the answers that each would have for all; the test each solves whole."""
-    solved = seen["solving"][kind]
-    # Twice shared (three for the first process) and whole (five), and the test's two.
-    assert solved["done"] == [3, 5, 3, 5, 2]
-    assert solved["shared"] == solved["whole"]
-    assert [len(rows) for rows in solved["shared"]] == [5, 5]
-
-
-@pytest.mark.slow
-def test_answers_that_end_early_are_shared_too(seen):
+def test_a_sharded_model_solves_problems_as_a_whole_one_does(seen):
     answers = seen["generating"]
     assert len({len(row) for row in answers["alone"]}) > 2
-    assert answers["copied"] == answers["sharded"] == answers["alone"]
-    assert answers["none"] == []
+    assert answers["sharded"] == answers["alone"]
+    assert sum("val_accuracy" in row for row in seen["solving"]) == 2
 
 
 # The second process is killed once, in its fifth step, when two checkpoints are there.

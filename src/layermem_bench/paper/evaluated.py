@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from layermem_bench.evals.result import EvalOptions, Row
-from layermem_bench.evals.task_catalog import find_task
 from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime, on_text, shares
 from layermem_bench.paper.trained import grouped_queries
 from layermem_bench.studies.definition import Observed
@@ -130,7 +129,7 @@ def _score(
     options = _options(tasks, trained.scale, trained.task_records)
     result = evaluate_checkpoints(folders, options, trained.out / "eval", group=arms_of_same_seeds)
     by_name = result.of(RIGHT)
-    rows = {task: by_name[find_task(NAMES[task]).name] for task in tasks}
+    rows = {task: by_name[NAMES[task]] for task in tasks}
     scores = {
         folder: {task: row.scores[model].value for task, row in rows.items()}
         for folder, model in zip(folders, result.models, strict=True)

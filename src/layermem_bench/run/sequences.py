@@ -99,11 +99,10 @@ class ProblemDataset(Dataset[dict[str, Tensor]]):
 def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:
     """Return the training set, with what is repeated in it, and the validation set of a task."""
     definition, fields = registry.get_task(str(task.name)), task.fields()
-    counts = {"train": task.examples, "validation": task.validation, "test": task.test}
     # Problems that options name files for are known to later stages; others are drawn.
     problems = {
-        split: list(definition.problems(split, count, task.seed, **fields))
-        for split, count in counts.items()
+        split: list(registry.problems_of(task, split))
+        for split in ("train", "validation", "test")
         if split != "test" or isinstance(fields.get(split), str)
     }
     train, validation = problems["train"], problems["validation"]
