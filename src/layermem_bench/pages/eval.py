@@ -1,19 +1,17 @@
 """The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``."""
 
-import statistics
 from collections.abc import Sequence
 from functools import partial
 
 from layermem_bench.evals import result as results
+from layermem_bench.evals.benchmark_records import TASKS
 from layermem_bench.evals.result import EvalResult, Row, Score
-from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
 from layermem_bench.pages import figures
 from layermem_bench.pages.numbers import (
     format_ends,
     format_interval,
     format_number,
     format_p,
-    format_spread,
 )
 from layermem_bench.pages.page import Columns, Figure, Page, Section, Table
 from layermem_bench.statistics import NOISE, Interval, adjusted_p_values, interval, paired
@@ -41,8 +39,7 @@ def build(result: EvalResult) -> Page:
 
 def tables(result: EvalResult) -> list[Table]:
     """Return the tables for a screen."""
-    shown = [name for name, kind in result.tables.items() if not kind.is_long]
-    return [table for name in shown for table in _tables(result, name)]
+    return [table for name in result.tables for table in _tables(result, name)]
 
 
 def _tables(result: EvalResult, name: str) -> list[Table]:
@@ -53,7 +50,6 @@ def _tables(result: EvalResult, name: str) -> list[Table]:
 
 def _scores(result: EvalResult, name: str) -> Table:
     kind, rows = result.tables[name], result.of(name).values()
-    papers = dict.fromkeys(model for row in rows for model in row.paper)
 
     def score(model: str, row: Row) -> str:
         return _score(row.scores[model], kind) if model in row.scores else ""
@@ -64,7 +60,6 @@ def _scores(result: EvalResult, name: str) -> Table:
         **{model: partial(score, model) for model in result.models},
         "chance": lambda row: _share(row.chance),
         "most frequent": lambda row: _share(row.most_frequent),
-        f"paper: {' / '.join(papers)}": lambda row: " / ".join(map(_share, row.paper.values())),
         "noted": _noted,
     }
     return Table.over(rows, columns, kind.caption)
@@ -81,8 +76,6 @@ def _share(share: float | None) -> str:
 
 
 def _score(score: Score, kind: results.Table) -> str:
-    if kind.repeats == "folds" and score.repeats:
-        return format_spread(score.value, statistics.pstdev(score.repeats), kind.is_share)
     over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
     return format_ends(score.value, score.interval, kind.is_share) + over
 
@@ -152,7 +145,7 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
 def _over_seeds(result: EvalResult, name: str) -> tuple[list[Row], dict[tuple[str, str], Interval]]:
     """Return the rows that have means over several seeds, and by row and arm the differences from
     the first arm."""
-    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
+    if not any(len(models) > 1 for models in result.arms.values()):
         return [], {}
     rows = [
         row
@@ -190,12 +183,10 @@ def list_tasks(folders: Sequence[str]) -> Table:
     for task in TASKS.values():
         files = task.find_records(folders).values()
         names = ", ".join(path.name for of_split in files for path in of_split)
-        records = names or f"none; would be {task.expected_file}"
-        paper = (f"{percent:.2f}" for percent in task.paper)
-        rows.append([short_name(task.name), *paper, records, task.data_set or "not on the hub"])
+        rows.append([task.name, names or f"none; would be {task.expected_file}"])
     return Table(
-        header=["task", *PAPER, "records", "data set of the hub"],
+        header=["task", "records"],
         rows=rows,
-        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
-        "offline; one without is fetched from the hub.",
+        caption="A task with records runs offline; one without is fetched from the hub, which does "
+        "not have the parts of logical deduction.",
     )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem_bench.evals.result import EvalOptions
-from layermem_bench.evals.task_catalog import find_task
 from layermem_bench.paper.artefact import Artefact, Runs, grouped_queries, lime_is, shares
 from layermem_bench.studies.definition import Observed
 from layermem_bench.studies.result import Scale
@@ -145,7 +144,7 @@ def _observe(
         return
     result = evaluate_checkpoints(folders, options, out / "eval", group=arms_of_same_seeds)
     by_name, models = result.of(RIGHT), dict(zip(folders, result.models, strict=True))
-    rows = {task: by_name[find_task(name).name] for task, name in tasks.items()}
+    rows = {task: by_name[name] for task, name in tasks.items()}
     # A model that says one answer to everything has as many right as are that answer.
     guesses = {t: max(row.chance or 0.0, row.most_frequent or 0.0) for t, row in rows.items()}
     for arm, by_seed in runs.items():

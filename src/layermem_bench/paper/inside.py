@@ -91,13 +91,12 @@ def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path)
     """Return the analysis of two runs: that which is there, else a new one."""
     from layermem_bench.analysis.analyze import analyze
     from layermem_bench.config.hashing import plugin_digest, sources_digest
-    from layermem_bench.evals.benchmarks import checkpoint_digest
-    from layermem_bench.run.trained_models import open_checkpoints
+    from layermem_bench.run.setup import weights_digest
 
     folders = [record.folder for record in pair]
     # A run that is trained again keeps its id, and may have other weights; nor is what our code, or
     # a plugin's, finds in them the same after a change.
-    known = [checkpoint_digest(checkpoint) for checkpoint in open_checkpoints(folders)]
+    known = [str(weights_digest(str(RunFolder(folder).final))) for folder in folders]
     known += [sources_digest(), plugin_digest() or "", repr(options)]
     digest = hashlib.sha256(" ".join(known).encode()).hexdigest()[:12]
     # Beside the results, so that artefacts share what is of the same runs.
