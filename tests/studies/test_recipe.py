@@ -54,7 +54,7 @@ def test_boards_that_rank_alike_and_otherwise(tmp_path):
     assert alike.boards == ("code-8x64-1600", "code-8x64-400") and alike.arms == 4
     assert (alike.value, *alike.ends, alike.if_alike) == pytest.approx((1, 1, 1, 1))
     (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
-    assert table.texts()[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
+    assert table.rows[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
 
     def turned(run):
         return loss(run) if run.max_steps == 400 else 100 - loss(run)

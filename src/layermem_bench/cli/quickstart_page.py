@@ -11,7 +11,7 @@ from layermem_bench import presets
 from layermem_bench.analysis.routing import mean_heatmap
 from layermem_bench.pages import figures
 from layermem_bench.pages import study as report
-from layermem_bench.pages.page import Figure, Page, Section, Table
+from layermem_bench.pages.page import Page, Section, Table
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.solved import Solved
 from layermem_bench.studies.boards import board_of, study_of_variants
@@ -86,9 +86,9 @@ def sentence(result: StudyResult) -> str:
 
 def build(result: StudyResult) -> Page:
     """Return the page: the study's own, with both models' shares and what the routers read."""
-    page = report.build(result, [_reading(_runs(result)["lime"][0])])
+    page, ours = report.build(result), [_solving(result), _reading(_runs(result)["lime"][0])]
     last = Section(title="Further", commands=[ACTIVATE, *FURTHER])
-    return replace(page, lead=sentence(result), sections=[_solving(result), *page.sections, last])
+    return replace(page, lead=sentence(result), sections=[*ours, *page.sections, last])
 
 
 def _runs(result: StudyResult) -> dict[str, tuple[RunRecord, Solved]]:
@@ -105,21 +105,20 @@ def _solving(result: StudyResult) -> Section:
     shares = {}
     for arm, (_, solved) in _runs(result).items():
         shares[NAMES[arm]] = solved.interval[0], solved.accuracy, solved.interval[1]
-    bars = Figure(
-        svg=figures.bars(shares, up="right answers", chance=solved.chance),
-        caption="Right final answers with 95% intervals over expressions, not over seeds. Dotted: "
-        "always giving the commonest answer.",
+    caption = (
+        "Right final answers with 95% intervals over expressions, not over seeds. Dotted: always "
+        "giving the commonest answer."
     )
+    across = "right answers"
+    bars = figures.forest(shares, caption, is_share=True, across=across, line=solved.chance)
     title = f"{solved.count:,} expressions that neither has seen"
     return Section(title=title, tables=[table(result)], figures=[bars])
 
 
 def _reading(run: RunRecord) -> Section:
     model = AutoModelForCausalLM.from_pretrained(RunFolder(run.folder).final)
-    heatmap = Figure(
-        svg=figures.heatmap(mean_heatmap(model), across="source layer", up="layer"),
-        caption="Absolute router weights, averaged over heads, each row divided by its sum. Run "
-        f"{run.run_id}.",
-    )
+    plot = figures.heatmap(mean_heatmap(model), across="source layer", up="layer")
+    caption = "Absolute router weights, averaged over heads, each row divided by its sum."
+    heatmap = figures.drawing(plot, caption, figures.SQUARE)
     title = "What LIMe's routers learnt to read"
     return Section(title=title, paragraphs=[_READING], figures=[heatmap])

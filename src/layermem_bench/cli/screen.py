@@ -67,7 +67,7 @@ def show(table: "Table") -> None:
     from rich.table import Table as RichTable
 
     console, printed = screen(), RichTable(box=None)
-    columns = list(zip(table.header, *table.texts(), strict=True))
+    columns = list(zip(table.header, *table.rows, strict=True))
     longest = [max(map(len, cells), default=0) for _, *cells in columns]
     # Short columns stay whole as long as the longer ones have room.
     rooms = {n: sum(2 + (each if each <= n else _LEAST) for each in longest) for n in longest}
@@ -78,7 +78,7 @@ def show(table: "Table") -> None:
             no_wrap=rooms[length] <= console.width,
             justify="right" if _are_numbers(cells) else "left",
         )
-    for row in table.texts():
+    for row in table.rows:
         printed.add_row(*map(escape, row))
     if not console.is_terminal:
         as_wide = console.options.update(width=10_000)
