@@ -52,7 +52,10 @@ def build(analysis: Analysis) -> Page:
         f"Text: {text}; {analysis.sequences} sequences of at most {options.length} tokens; seed "
         f"{options.seed}."
     )
-    about = Table.of([{"model": name, **_about(model)} for name, model in models.items()])
+    about = [
+        {"model": name, **{of: str(value or "") for of, value in asdict(model.about).items()}}
+        for name, model in models.items()
+    ]
     first = next(iter(models.values())).separability["paper"]["routed"]
     probes = _PROBES.format(
         words=", ".join(options.words or ()), each=options.each, folds=FOLDS, chance=first.chance
@@ -61,35 +64,18 @@ def build(analysis: Analysis) -> Page:
         [_curves_figure(analysis, measure, kind) for kind in _REPRESENTATIONS]
         for measure in _MEASURES
     )
+    words = [figure for layout in _layouts(analysis) for figure in panels(layout)]
+    shown, again = [Table.of(about), table(analysis)], [analysis.command]
     sections = [
-        Section(
-            title="What was analyzed",
-            tables=[about, table(analysis)],
-            commands=[analysis.command],
-        ),
-        Section(
-            title="Entropy by layer",
-            paragraphs=[_ENTROPY.format(alpha=options.alpha)],
-            figures=entropy,
-        ),
-        Section(title="Separability of words", paragraphs=[probes], figures=[*paper, *converged]),
-        Section(
-            title="Layout of words",
-            figures=[each for layout in _layouts(analysis) for each in panels(layout)],
-        ),
+        Section("What was analyzed", tables=shown, commands=again),
+        Section("Entropy by layer", [_ENTROPY.format(alpha=options.alpha)], figures=entropy),
+        Section("Separability of words", [probes], figures=[*paper, *converged]),
+        Section("Layout of words", figures=words),
     ]
     for name, model in models.items():
         sections.append(routing_section(name, model))
         sections += [mixtures_section(name, model.mixtures)] if model.mixtures else []
     return Page(title=f"Inside {' against '.join(models)}", lead=lead, sections=sections)
-
-
-def _about(model: ModelAnalysis) -> dict[str, str]:
-    about = {name.replace("_", " "): value for name, value in asdict(model.about).items()}
-    return {
-        name: f"{value:,}" if isinstance(value, int) else value or "none"
-        for name, value in about.items()
-    }
 
 
 def _layouts(analysis: Analysis) -> Iterator[Picture]:
@@ -158,7 +144,7 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
             reason = f"It mixes over depth without routers: see What {name} mixes."
         if model.routing_unknown is not None:
             reason = f"It is not shown: {model.routing_unknown}."
-        return Section(title=title, paragraphs=[reason])
+        return Section(title, [reason])
     paths = [
         f"{' from '.join(map(str, circuit.layers))} ({circuit.weight:.1%})"
         for circuit in routing.circuits[:5]
@@ -174,17 +160,11 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
         for each in routing.readings
     ]
     heatmaps = {"Keys and values": routing.heatmap} if routing.parts is None else routing.parts
+    maps = panels(Picture(kind="heatmap", name=name, panels=heatmaps))
     # Layer 0 has nothing to choose from.
     heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
-    return Section(
-        title=title,
-        paragraphs=[told],
-        tables=[Table.of(readings, _READ)],
-        figures=[
-            *panels(Picture(kind="heatmap", name=name, panels=heatmaps)),
-            *panels(Picture(kind="heads", name=f"{name}'s heads", panels=heads)),
-        ],
-    )
+    maps += panels(Picture(kind="heads", name=f"{name}'s heads", panels=heads))
+    return Section(title, [told], tables=[Table.of(readings, _READ)], figures=maps)
 
 
 def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:
@@ -195,4 +175,4 @@ def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:
             read = zip(mixture.sources, weights, strict=True)
             cells = {source: f"{weight:.2f}" for source, weight in read}
             rows.append({"place": mixture.place, "reader": reader, **cells})
-    return Section(title=f"What {name} mixes", tables=[Table.of(rows, _MIXES)])
+    return Section(f"What {name} mixes", tables=[Table.of(rows, _MIXES)])

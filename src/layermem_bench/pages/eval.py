@@ -24,14 +24,14 @@ def build(result: EvalResult) -> Page:
     """Return the page."""
     sections = [
         Section(
-            title=part.title,
-            paragraphs=[part.how],
+            part.title,
+            [part.how],
             tables=[table for name in part.tables for table in _tables(result, name)],
             figures=[drawn for name in part.tables for drawn in _figures(result, name)],
         )
         for part in result.parts
     ]
-    again = Section(title="Again", commands=[result.command])
+    again = Section("Again", commands=[result.command])
     title = f"Evaluation of {' and '.join(result.models)}"
     return Page(title=title, lead=_OVER_ITEMS, sections=[*sections, again])
 

@@ -47,10 +47,6 @@ Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
 SQUARE = (3.8, 3.5)
 """Inches of a map and of points."""
-# What a legend within the axes has room for: names, and characters of the longest.
-_MOST_WITHIN, _LONGEST_WITHIN = 8, 60
-# Characters of a legend's line below the axes, alone and beside another.
-_LINE_BELOW, _HALF_LINE_BELOW = 96, 48
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 INK = "#010203"
 RC = {
@@ -145,19 +141,15 @@ def legend(axes: Axes, *, below: bool = False) -> None:
     """Name what is drawn: within the axes, or, if that is too much, below."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(map(len, labels), default=0)
-    if not below and len(labels) <= _MOST_WITHIN and longest <= _LONGEST_WITHIN:
+    if not below and len(labels) <= 8 and longest <= 60:
         axes.legend(frameon=False)
         return
-    # In as many lines as that takes: the figure grows.
-    across = 2 if longest <= _HALF_LINE_BELOW else 1
-    labels = [textwrap.fill(label, _LINE_BELOW) for label in labels]
-    lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / across)
-    canvas = axes.figure
+    canvas, columns = axes.figure, 2 if longest <= 48 else 1
     assert isinstance(canvas, Canvas)
-    canvas.set_figheight(canvas.get_figheight() + 0.16 * lines)
-    canvas.legend(
-        *(handles, labels), loc="outside lower center", ncols=across, frameon=False, fontsize=7
-    )
+    # In as many lines as that takes: the figure grows.
+    canvas.set_figheight(canvas.get_figheight() + 0.16 * math.ceil(len(labels) / columns))
+    place = {"loc": "outside lower center", "ncols": columns}
+    canvas.legend(handles, labels, frameon=False, fontsize=7, **place)
 
 
 def count_across(axes: Axes) -> None:

@@ -43,7 +43,7 @@ class Table:
         return replace(self, header=[self.header[i] for i in kept], rows=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """A part of the page. What it has is shown in the order of these fields."""
 

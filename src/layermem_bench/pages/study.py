@@ -28,22 +28,21 @@ def build(result: StudyResult) -> Page:
         for board in each.boards:
             sections += _of_board(each, board)
     if not result.claims and (ranks := study_tables.ranks_table(result)):
-        sections.append(Section(title="Do the boards agree", tables=[ranks]))
+        sections.append(Section("Do the boards agree", tables=[ranks]))
     for board in result.boards:
         made = [make(board.costs.points) for make in (counted_table, cache_table)]
         if counted := [table for table in made if table.rows]:
-            sections.append(Section(title=f"What it costs: {board.name}", tables=counted))
+            sections.append(Section(f"What it costs: {board.name}", tables=counted))
     if result.runs:
         notes = [] if result.claims else result.notes
-        shown = [study_tables.runs_table(result)]
-        sections.append(Section(title="The runs", paragraphs=notes, tables=shown))
+        sections.append(Section("The runs", notes, tables=[study_tables.runs_table(result)]))
     states = Counter(run.state for run in result.runs)
     runs = ", ".join(f"{count} {state}" for state, count in states.items())
     artefact = f"{result.name.removeprefix('paper/')}: " if result.scale else ""
     return Page(
         title=f"{artefact}{result.title}",
         lead=f"{sentence(result)} Runs: {runs or 'none'}.",
-        sections=[*sections, Section(title="Again", commands=[result.command])],
+        sections=[*sections, Section("Again", commands=[result.command])],
     )
 
 
@@ -110,29 +109,17 @@ def _of_claims(result: StudyResult) -> list[Section]:
         if each.difference is not None:
             of_unit = by_unit.setdefault(result.metric(each.claim.quantity).is_share, {})
             of_unit[study_tables.claim_text(each)] = each.difference
-    said = "Claimed differences with 95% intervals."
-    drawn = [
-        figures.forest(found, said, is_share=is_share, across="difference")
+    missing = [f"Not evaluated: {result.missing}."] if result.missing else []
+    forests = [
+        figures.forest(found, "Claimed differences.", is_share=is_share, across="difference")
         for is_share, found in by_unit.items()
     ]
-    missing = [f"Not evaluated: {result.missing}."] if result.missing else []
-    return [
-        Section(
-            title="What came of it",
-            paragraphs=[*missing, RULE],
-            tables=[study_tables.claims_table(result)],
-            figures=drawn,
-        ),
-        Section(
-            title="The paper and here",
-            paragraphs=result.notes,
-            tables=[study_tables.numbers_table(result)],
-            figures=[
-                *(figure for drawing in result.drawings for figure in draw_lines(result, drawing)),
-                *(figure for picture in result.pictures for figure in panels(picture)),
-            ],
-        ),
-    ]
+    claims = [study_tables.claims_table(result)]
+    came = Section("What came of it", [*missing, RULE], tables=claims, figures=forests)
+    drawn = [figure for drawing in result.drawings for figure in draw_lines(result, drawing)]
+    drawn += [figure for picture in result.pictures for figure in panels(picture)]
+    numbers = [study_tables.numbers_table(result)]
+    return [came, Section("The paper and here", result.notes, tables=numbers, figures=drawn)]
 
 
 def draw_lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
@@ -159,14 +146,10 @@ def draw_lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
 
 def _of_board(result: StudyResult, board: Board) -> list[Section]:
     """Return what came of one board: tables with forest plots, and how arms learn."""
-    shown = _tables(result, board)
-    drawn = list(_forests(result, board))
-    sections = [
-        Section(title=board.name, paragraphs=[study_tables.INTERVALS], tables=shown, figures=drawn)
-    ]
+    shown, drawn = _tables(result, board), list(_forests(result, board))
+    sections = [Section(board.name, [study_tables.INTERVALS], tables=shown, figures=drawn)]
     if curves := list(learning_curves(result, board)):
-        title = f"How they learn: {board.name}"
-        sections.append(Section(title=title, paragraphs=[_FLOPS], figures=curves))
+        sections.append(Section(f"How they learn: {board.name}", [_FLOPS], figures=curves))
     return sections
 
 

@@ -101,10 +101,13 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
         {
             "": str(line.rank or ""),
             title_of(board, condition): line.arm,
-            **_facts(arms[line.arm], board),
+            "learning rate": _rate(arms[line.arm], board),
+            "steps": _count(arms[line.arm].steps),
+            "mlp": _count(arms[line.arm].width_of_mlp),
+            "parameters": _count(arms[line.arm].parameters),
             metric: _mean(line, arms[line.arm].note, metric, of.is_share, runs),
             "each seed": _by_seed(line.by_seed, of),
-            f"against {condition.arms[0].name}": _difference(line, of.is_share),
+            f"against {condition.arms[0].name}": format_interval(line.difference, of.is_share, "+"),
             "p (Holm)": format_p(line.p),
             "against the best": "best mean" if line.rank == 1 else format_p(line.p_to_best),
             "seeds to settle it": format_pairs(line.pairs_to_settle),
@@ -125,14 +128,16 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
     return Table.of(rows, caption.strip()).without(dropped)
 
 
-def _facts(arm: Arm, board: Board) -> dict[str, str]:
-    """Return what an arm is, by the names of ``_FACTS``."""
+def _rate(arm: Arm, board: Board) -> str:
+    """Write an arm's learning rate, and where it is at an end of those tried."""
+    if arm.rate is None:
+        return ""
     ends = {each.arm: end_of_range(each) for each in board.tried if each.chosen is not None}
-    end = f" (the {ends[arm.name]})" if ends.get(arm.name) else ""
-    counts = (arm.steps, arm.width_of_mlp, arm.parameters)
-    rate = "" if arm.rate is None else f"{arm.rate:g}{end}"
-    steps, mlp, parameters = (f"{count:,}" if count else "" for count in counts)
-    return dict(zip(_FACTS, (rate, steps, mlp, parameters), strict=True))
+    return f"{arm.rate:g} (the {ends[arm.name]})" if ends.get(arm.name) else f"{arm.rate:g}"
+
+
+def _count(count: int | None) -> str:
+    return f"{count:,}" if count else ""
 
 
 def _mean(line: Line, note: str, metric: str, is_share: bool, runs: Sequence[RunRecord]) -> str:
@@ -142,18 +147,10 @@ def _mean(line: Line, note: str, metric: str, is_share: bool, runs: Sequence[Run
         if run.arm == line.arm and run.seed in line.missing:
             state = f"no {metric} recorded" if run.state == "ended" else run.state
             states.setdefault(state, []).append(str(run.seed))
-    notes = [note] if note else []
-    notes += [f"{state}: seed {', '.join(seeds)}" for state, seeds in states.items()]
+    notes = [f"{state}: seed {', '.join(seeds)}" for state, seeds in states.items()]
+    notes = [note, *notes] if note else notes
     mean = format_interval(line.mean, is_share)
     return f"{mean} ({'; '.join(notes)})".strip() if notes else mean
-
-
-def _difference(line: Line, is_share: bool) -> str:
-    """Write the difference from the first arm, and over how many seeds where one lacks some."""
-    written, seeds = format_interval(line.difference, is_share, "+"), {*line.by_seed, *line.missing}
-    if line.difference is None or line.difference.count in (1, len(seeds)):
-        return written
-    return f"{written} (over {line.difference.count} of {len(seeds)} seeds)"
 
 
 def shapes_of(result: StudyResult) -> Iterator[StudyResult]:
@@ -235,8 +232,8 @@ def runs_table(result: StudyResult) -> Table:
             "run": run.name,
             "id": run.run_id,
             "state": f"{run.state}: {run.note}" if run.note else run.state,
-            "steps": f"{run.max_steps:,}" if run.max_steps else "",
-            "tokens/s": f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else "",
+            "steps": _count(run.max_steps),
+            "tokens/s": _count(round(run.tokens_per_second or 0)),
             "made with": ", ".join(f"{key} {run.about[key]}" for key in shown if key in run.about),
         }
         for run in result.runs
@@ -319,9 +316,6 @@ def _by_seed(values: Mapping[int, float], metric: Metric) -> str:
 
 
 def _looks_note(looks: Looks) -> str:
-    """Say at how many seeds a result was looked at, and what that costs; nothing of one look."""
-    if len(looks) < 2:
-        return ""
-    counts = ", then ".join(str(len(seeds)) for seeds in looks)
-    price = price_of_looks(len(looks))
-    return f" Looked at with {counts} seeds: p-values are {price} times those of one look."
+    """Say what it costs that a result was looked at before; nothing of one look."""
+    price = price_of_looks(max(1, len(looks)))
+    return f" Look {len(looks)}: p-values are {price} times those of one look." * (price > 1)
