@@ -78,7 +78,7 @@ def test_each_arm_has_as_many_trials(tmp_path):
     assert made_up.begun[10:] == ["made-up/plain-lr0.01-s0", f"made-up/{name}"]
     run = load_run(tmp_path / "made-up" / name / "config.yaml")
     assert (run.optim.lr, run.optim.router_lr) == (lime.chosen, lime.own_chosen)
-    (_, of_lime) = rates_table(result.boards[0]).texts()
+    (_, of_lime) = rates_table(result.boards[0]).rows
     assert of_lime[1].endswith(" (own 0.013)") and of_lime[-1].endswith(f"own {lime.own_chosen:g}")
 
 

@@ -132,3 +132,34 @@ class Analysis:
     """Options of the analysis; ``words`` are those that were used."""
     sequences: int
     models: Mapping[str, ModelAnalysis]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one layer reads: its sources, the most read first."""
+
+    layer: int
+    off_layer_share: float
+    """Share that comes from earlier layers."""
+    sources: tuple[int, ...]
+    effective: float
+    """Effective number of layers it reads: exp of the entropy of its shares."""
+
+
+def readings(heatmap: Any, most: int = 3) -> list[Reading]:
+    """Summarise each row of a heatmap; ``most``: number of sources that are named."""
+    import numpy as np
+
+    layers = []
+    for layer, row in enumerate(heatmap):
+        shares = row[row > 0]
+        order = np.argsort(-row, kind="stable")[:most]
+        layers.append(
+            Reading(
+                layer=layer,
+                off_layer_share=float(1 - row[layer]),
+                sources=tuple(int(j) for j in order if row[j] > 0),
+                effective=float(np.exp(-(shares * np.log(shares)).sum())),
+            )
+        )
+    return layers

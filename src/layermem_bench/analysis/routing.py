@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -28,18 +27,6 @@ from layermem_bench.analysis.result import DepthMixture, Routing, to_rows
 
 logger = logging.getLogger(__name__)
 _PARTS = {"attn_connection": "attention", "mlp_connection": "mlp", "memory": "memory"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What one layer reads: its sources, the most read first."""
-
-    layer: int
-    off_layer_share: float
-    """Share that comes from earlier layers."""
-    sources: tuple[int, ...]
-    effective: float
-    """Effective number of layers it reads: exp of the entropy of its shares."""
 
 
 def what_routers_read(subject: Subject) -> Mapping[str, Any]:
@@ -78,23 +65,6 @@ def head_heatmaps(model: nn.Module) -> np.ndarray:
     sizes = _weight_sizes(model)
     sums = sizes.sum(-1, keepdims=True)
     return np.asarray(sizes / np.where(sums, sums, 1.0))
-
-
-def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
-    """Summarise each row of a heatmap; ``most``: number of sources that are named."""
-    layers = []
-    for layer, row in enumerate(heatmap):
-        shares = row[row > 0]
-        order = np.argsort(-row, kind="stable")[:most]
-        layers.append(
-            Reading(
-                layer=layer,
-                off_layer_share=float(1 - row[layer]),
-                sources=tuple(int(j) for j in order if row[j] > 0),
-                effective=float(np.exp(-(shares * np.log(shares)).sum())),
-            )
-        )
-    return layers
 
 
 @torch.no_grad()

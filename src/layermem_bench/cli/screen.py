@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,10 +54,10 @@ def show(table: "Table") -> None:
     from rich.table import Table as RichTable
 
     console, printed = screen(), RichTable(box=None)
-    for header, *cells in zip(table.header, *table.texts(), strict=True):
+    for header, *cells in zip(table.header, *table.rows, strict=True):
         numbers = any(cells) and all(_NUMBERS.fullmatch(cell) for cell in cells if cell)
         printed.add_column(escape(header), overflow="fold", justify="right" if numbers else "left")
-    for row in table.texts():
+    for row in table.rows:
         printed.add_row(*map(escape, row))
     if not console.is_terminal:
         as_wide = console.options.update(width=10_000)
@@ -99,25 +99,28 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
     from layermem_bench.pages.numbers import format_duration, with_unit
     from layermem_bench.pages.page import Table
 
-    columns: Mapping[str, Callable[[Any], str]] = {
-        "board": lambda each: each.board,
-        "runs": lambda each: f"{each.trials} + {each.counting}",
-        "recorded": lambda each: f"{each.recorded}",
-        "failed": lambda each: f"{each.failed or ''}",
-        "parameters": lambda each: with_unit(each.parameters, 3) if each.parameters else "",
-        "tokens": lambda each: with_unit(each.tokens, 3),
-        "FLOPs": lambda each: f"{each.flops:.2e}" if each.flops else "",
-        "still to come": lambda each: (
-            "unknown" if each.hours is None else format_duration(3600 * each.hours)
-        ),
-    }
+    rows = [
+        {
+            "board": each.board,
+            "runs": f"{each.trials} + {each.counting}",
+            "recorded": f"{each.recorded}",
+            "failed": f"{each.failed or ''}",
+            "parameters": with_unit(each.parameters, 3) if each.parameters else "",
+            "tokens": with_unit(each.tokens, 3),
+            "FLOPs": f"{each.flops:.2e}" if each.flops else "",
+            "still to come": (
+                "unknown" if each.hours is None else format_duration(3600 * each.hours)
+            ),
+        }
+        for each in boards
+    ]
     runs = sum(each.trials + each.counting for each in boards)
     caption = (
         f"{runs} runs: those that choose rates + those that count. Time is known where runs of the "
         "same shape are recorded in --out or runs/: tokens by their tokens a second, without "
         "validation."
     )
-    show(Table.over(boards, columns, caption if boards else "It trains nothing."))
+    show(Table.of(rows, caption if boards else "It trains nothing."))
 
 
 def format_plainly(value: Any) -> str:
