@@ -16,10 +16,10 @@ from layermem.models.registry import lookup
 from layermem.models.seams import DepthWeights
 from layermem.retrofit.attachment import attachment_of
 from layermem_bench.analysis.capture import capture
+from layermem_bench.analysis.result import readings
 from layermem_bench.analysis.routing import (
     head_heatmaps,
     mean_heatmap,
-    readings,
     weight_groups,
     weights_over_depth,
     without,

@@ -166,20 +166,13 @@ def sample(number, target, values=(-1.0, -2.0), choices=(" yes", " no")):
 
 def test_a_guess_is_one_of_the_choices_or_the_most_frequent_answer():
     three = sample(2, 1, choices=(" no", " yes", " so"))
-    assert benchmarks.baselines([sample(0, 0), sample(1, " yes"), three]) == (
-        pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3),
-        1.0,
-    )
-    for target in (-1, 2, " maybe"):
-        with pytest.raises(ValueError, match="none of its 2 choices"):
-            benchmarks.baselines([sample(0, target)])
+    chance, most_frequent = benchmarks.baselines([sample(0, 0), sample(1, " yes"), three])
+    assert chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3) and most_frequent == 1
 
 
-def test_ties_are_counted_and_values_that_are_not_finite_refused():
+def test_ties_and_cut_prompts_are_counted():
     score = benchmarks.score_answers([[sample(0, 0), sample(1, 1, values=(-1.0, -1.0))]])
     assert (score.value, score.counts) == (0.5, {"ties": 1, "prompts cut": 2})
-    with pytest.raises(ValueError, match="item 3"):
-        benchmarks.score_answers([[sample(3, 0, values=(float("nan"), -1.0))]])
 
 
 def test_tasks_by_name():

@@ -59,9 +59,7 @@ def test_batches_generate_what_prompts_alone_do(variant):
     lengths = [3, 9, 1, 5, 5, 2, 7, 9, 4, 6, 3]
     prompts = [torch.randint(2, vocabulary, (n,), generator=draw).tolist() for n in lengths]
     expected = [one_at_a_time(model, prompt) for prompt in prompts]
-    done = []
-    assert greedy(model, prompts, **SETTINGS, progress=done.append) == expected
-    assert done == [4, 8, 11]
+    assert greedy(model, prompts, **SETTINGS) == expected
     assert len({len(row) for row in expected}) > 1, "some end early"
 
 

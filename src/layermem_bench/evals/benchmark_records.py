@@ -78,22 +78,19 @@ class EvalTask:
         return found if self.split in found else {}
 
 
-_SPLITS = {
-    **dict.fromkeys(("multirc", "wic", "qnli"), "validation"),
-    **dict.fromkeys(("arc_easy", "arc_challenge"), "test"),
-    "key_value_maps": "default",
-    "mathematical_induction": "default",
-    "logical_deduction__three_objects": "default",
-    **dict.fromkeys(("copa", "wnli", "hellaswag"), "validation"),
-    "openbookqa": "test",
-    "disambiguation_qa": "default",
-    "logical_deduction__five_objects": "default",
-    "implicit_relations": "default",
-    "reasoning_about_colored_objects": "default",
+# Starts of the names of files, by the split that is evaluated.
+_STEMS = {
+    "validation": ("multirc", "wic", "qnli", "copa", "wnli", "hellaswag"),
+    "test": ("arc_easy", "arc_challenge", "openbookqa"),
+    "default": (
+        *("key_value_maps", "mathematical_induction", "disambiguation_qa"),
+        *("logical_deduction__three_objects", "logical_deduction__five_objects"),
+        *("implicit_relations", "reasoning_about_colored_objects"),
+    ),
 }
-_ALL = [EvalTask(stem=stem, split=split) for stem, split in _SPLITS.items()]
+_ALL = [EvalTask(stem=stem, split=split) for split, stems in _STEMS.items() for stem in stems]
 TASKS = {task.name: task for task in _ALL}
-"""The paper's tasks by name, in the order of its tables."""
+"""The paper's tasks by name."""
 
 
 def find_tasks(names: Sequence[str]) -> list[EvalTask]:

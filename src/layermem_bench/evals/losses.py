@@ -34,12 +34,10 @@ _TABLES = {
         is_share=False,
         caption="Loss per token compares models of one tokenizer; bits per byte, any. The rows by "
         "the number of tokens before the predicted one in its window are nats per token; late ones "
-        "are of long documents alone. Differences: 95% intervals by the jackknife over documents, "
-        "the same for both, and not over seeds of training; p-values of the same, adjusted by "
-        "Holm's method for the models of a row.",
-    ),
-    "perplexity": Table(
-        better="lower", is_share=False, caption="Exponential of the loss per token."
+        "are of long documents alone. Perplexity is the exponential of nats per token. "
+        "Differences: 95% intervals by the jackknife over documents, the same for both, and not "
+        "over seeds of training; p-values of the same, adjusted by Holm's method for the models of "
+        "a row.",
     ),
     _ABLATED: Table(
         better="lower",
@@ -147,7 +145,7 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
         span = f"{at}" if at == to else f"{at} to {to}"
         yield row(table=LOSS, name=f"after {span} token{'s' * (to > 1)}", scores=scores)
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
-    yield row(table="perplexity", name="perplexity", scores=values)
+    yield row(table=LOSS, name="perplexity", scores=values, is_comparable=False)
 
 
 def _ablated(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[Row]:

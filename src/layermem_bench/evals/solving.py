@@ -8,7 +8,7 @@ Answers to queries inside a sequence are read in one forward.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -70,18 +70,14 @@ def evaluate(
     tokenizer: Any,
     task: config.Task,
     split: str = "validation",
-    *,
     batch_size: int = _BATCH,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Solved, list[Attempt]]:
     """Let a model, in eval mode, solve a split of a run's task.
 
     Each process of a run solves all problems: of a sharded model every forward needs all of them.
     """
     definition, problems = get_task(str(task.name)), problems_of(task, split)
-    attempts = attempt(
-        model, tokenizer, definition, problems, batch_size=batch_size, progress=progress
-    )
+    attempts = attempt(model, tokenizer, definition, problems, batch_size)
     return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
 
 
@@ -90,16 +86,14 @@ def attempt(
     tokenizer: Any,
     task: TaskDefinition,
     problems: Sequence[Problem],
-    *,
     batch_size: int = _BATCH,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Attempt]:
     """Let a model solve problems; a solution much longer than the longest right one is cut."""
     if not problems:
         raise ValueError("there are no problems to solve")
     prompts, solutions = encode(tokenizer, problems)
     if queried := select_queried(problems):
-        answers = read_answers(model, prompts, [each.queries for each in queried], progress)
+        answers = read_answers(model, prompts, [each.queries for each in queried])
         texts = _join_words(tokenizer, answers)
     else:
         end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -110,7 +104,6 @@ def attempt(
             padding=end if padding is None else padding,
             max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
             batch_size=batch_size,
-            progress=progress,
         )
         # What is cut at the end token has no other special token in a right solution.
         texts = tokenizer.batch_decode(generated, skip_special_tokens=False)
@@ -129,12 +122,8 @@ def greedy(
     padding: int,
     max_new_tokens: int,
     batch_size: int = _BATCH,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
-    """Return the tokens generated after each prompt, without the end token, in the given order.
-
-    ``progress`` is called with the number of prompts done so far.
-    """
+    """Return the tokens generated after each prompt, without the end token, in the given order."""
     generation = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
@@ -157,20 +146,16 @@ def greedy(
             out = model.generate(ids, attention_mask=mask, generation_config=generation)
             for i, row in zip(places, out[:, ids.shape[1] :].tolist(), strict=True):
                 generated[i] = row[: row.index(end)] if end in row else row
-            progress(start + len(places))
     finally:
         model.generation_config = own
     return generated
 
 
 @torch.inference_mode()
-def read_answers(
-    model: PreTrainedModel, sequences: Rows, queries: Rows, progress: Callable[[int], None]
-) -> list[list[int]]:
+def read_answers(model: PreTrainedModel, sequences: Rows, queries: Rows) -> list[list[int]]:
     """Return the likeliest token after each query, sequence by sequence.
 
-    ``queries``: indices of tokens of each sequence. ``progress`` is called with the number of
-    sequences done so far.
+    ``queries``: indices of tokens of each sequence.
     """
     answers: list[list[int]] = []
     size = rows_at_once(model, max(map(len, sequences)))
@@ -179,7 +164,6 @@ def read_answers(
         likeliest = model(input_ids=ids, use_cache=False).logits.argmax(-1).tolist()
         asked = queries[start : start + size]
         answers += [[row[q] for q in of] for row, of in zip(likeliest, asked, strict=True)]
-        progress(len(answers))
     return answers
 
 
@@ -291,15 +275,9 @@ def _prompts(task: config.Task, split: str = "test") -> list[str]:
 
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
     """Let the final model of a run solve the test problems of a task."""
-    what, total = f"{checkpoint.name}: {task.name}", len(problems_of(task, "test"))
-    solved, _ = evaluate(
-        load_model(checkpoint, with_head=True, dtype="auto"),
-        checkpoint.tokenizer,
-        task,
-        "test",
-        batch_size=options.batch_size or _BATCH,
-        progress=lambda done: tell(what, done, total),
-    )
+    model = load_model(checkpoint, with_head=True, dtype="auto")
+    tell(f"{checkpoint.name}: {len(problems_of(task, 'test')):,} problems", None, None)
+    solved, _ = evaluate(model, checkpoint.tokenizer, task, "test", options.batch_size or _BATCH)
     return solved
 
 
@@ -313,25 +291,17 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     # It differs between models of different problems.
     chances = {of_model.chance for of_model in solved.values()}
     chance = chances.pop() if len(chances) == 1 else None
-    for name, of_models in groups.items():
-        faults = {m: each.faults if name == "all" else {} for m, each in solved.items()}
-        yield Row(
-            table=f"{task}, right answers",
-            name=name,
-            unit="problems",
-            scores={
-                m: Score(value=s.accuracy, interval=s.interval, count=s.count, counts=faults[m])
-                for m, s in of_models.items()
-            },
-            chance=chance if name == "all" else None,
-        )
-    for name, of_models in groups.items():
-        yield Row(
-            table=f"{task}, every step right",
-            name=name,
-            unit="problems",
-            scores={
-                m: Score(value=s.steps, interval=s.steps_interval, count=s.count)
-                for m, s in of_models.items()
-            },
-        )
+    for table, score in ((f"{task}, right answers", _right), (f"{task}, every step right", _steps)):
+        for name, of_models in groups.items():
+            scores = {model: score(shares) for model, shares in of_models.items()}
+            row = Row(table=table, name=name, unit="problems", scores=scores)
+            yield replace(row, chance=chance) if score is _right and name == "all" else row
+
+
+def _right(shares: Shares) -> Score:
+    faults = shares.faults if isinstance(shares, Solved) else {}
+    return Score(value=shares.accuracy, interval=shares.interval, count=shares.count, counts=faults)
+
+
+def _steps(shares: Shares) -> Score:
+    return Score(value=shares.steps, interval=shares.steps_interval, count=shares.count)

@@ -42,7 +42,6 @@ from layermem_bench.tasks.expressions import (
 from layermem_bench.tasks.problems import (
     Grade,
     Split,
-    check_split_and_count,
     draw_different,
     is_in_split,
     require,
@@ -110,8 +109,6 @@ def generate(
         1 <= operand_max <= value_max,
         f"operand_max must be at least 1 and at most value_max, got {operand_max} and {value_max}",
     )
-    require(0 <= trivial <= 1, f"trivial must be from 0 to 1, got {trivial}")
-    check_split_and_count(split, count)
     rules = Rules(operand_max=operand_max, value_max=value_max, trivial=trivial)
     draw = random.Random(seed)
 

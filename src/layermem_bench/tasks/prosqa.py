@@ -26,7 +26,6 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.tasks.problems import (
     Grade,
-    check_split_and_count,
     require,
     tokenizer_of_words,
 )
@@ -95,7 +94,6 @@ def generate(
     would be unconnected. ``graphs`` names how they are drawn, such that only person and directions
     together tell the answer, so that a recorded config says it.
     """
-    check_split_and_count(split, count)
     files = {"train": train, "validation": validation, "test": test}
     if files[split]:
         return _load_split(split, files)[:count]

@@ -16,11 +16,14 @@ from layermem_bench.config.run import Task
 from layermem_bench.config.typed_dicts import checked
 from layermem_bench.tasks import arithmetic, chains, mqar, prosqa
 from layermem_bench.tasks.problems import (
+    SPLITS,
     Grade,
     Problem,
     Queried,
     commonest_solution,
+    grade_answers,
     grade_words,
+    require,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +70,8 @@ class TaskDefinition:
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an unknown option, or one of the wrong type, is an error."""
+        require(split in SPLITS, f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        require(count >= 0, f"count must be at least 0, got {count}")
         parameters = self._parameters()
         if unknown := sorted(set(options) - set(parameters)):
             raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(parameters)}")
@@ -192,7 +197,17 @@ def add_task(name: str, definition: TaskDefinition) -> None:
     _TASKS[name] = definition
 
 
-_with_queries = partial(TaskDefinition, level=lambda p: max(p.levels), extra_tokens=0)
+def _with_queries(possible_answers: Callable[[Queried], set[str]], **fields: Any) -> TaskDefinition:
+    """Return a task whose answers are read at queries, each among those that are possible."""
+    return TaskDefinition(
+        **fields,
+        grade=lambda problem, text: grade_answers(problem, text, possible_answers(problem)),
+        level=lambda problem: max(problem.levels),
+        extra_tokens=0,
+        chance=lambda problems: statistics.fmean(1 / len(possible_answers(p)) for p in problems),
+    )
+
+
 _TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),
@@ -214,19 +229,17 @@ _TASKS: dict[str, TaskDefinition] = {
         words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
     "mqar": _with_queries(
+        mqar.possible_answers,
         generate=mqar.generate,
         word_tokenizer=mqar.word_tokenizer,
-        grade=mqar.grade,
         level_name="words back, up to",
-        chance=mqar.chance,
         words=lambda **_: ("k0", "k1", "k2", "k3"),
     ),
     "chains": _with_queries(
+        chains.possible_answers,
         generate=chains.generate,
         word_tokenizer=chains.word_tokenizer,
-        grade=chains.grade,
         level_name="statements",
-        chance=chains.chance,
         words=lambda **_: tuple(chains.VARIABLES[:4]),
     ),
 }
