@@ -108,8 +108,6 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
         "board": lambda each: each.board,
         "runs": lambda each: f"{each.trials} + {each.counting}",
         "recorded": lambda each: f"{each.recorded}",
-        "failed": lambda each: f"{each.failed or ''}",
-        "parameters": lambda each: with_unit(each.parameters, 3) if each.parameters else "",
         "tokens": lambda each: with_unit(each.tokens, 3),
         "FLOPs": lambda each: f"{each.flops:.2e}" if each.flops else "",
         "still to come": lambda each: (
