@@ -104,8 +104,6 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
             "board": each.board,
             "runs": f"{each.trials} + {each.counting}",
             "recorded": f"{each.recorded}",
-            "failed": f"{each.failed or ''}",
-            "parameters": with_unit(each.parameters, 3) if each.parameters else "",
             "tokens": with_unit(each.tokens, 3),
             "FLOPs": f"{each.flops:.2e}" if each.flops else "",
             "still to come": (

@@ -142,11 +142,10 @@ class OfRecipe(Arms):
         """Return the study."""
         from layermem_bench.studies.boards import boards_of_recipe
 
-        texts: list[tuple[str, str, str | None]] = [("code", "stdlib", None)]
-        texts += [("text", self.text, self.held_out)] if self.text is not None else []
         boards = boards_of_recipe(
-            self.variants, texts, self.widths, self.lengths, arithmetic=self.arithmetic
+            self.variants, self.text, self.held_out, self.widths, self.lengths
         )
+        boards = boards if self.arithmetic else boards[:-1]
         return replace(self.study_of(boards, _ALL), name="recipe", title="Which layer memory")
 
 

@@ -85,7 +85,13 @@ def as_named_arm(run: Run) -> Run:
             f"a run trains one variant, got {run.variant}; several are for layermem study"
         )
     ((name, (variant, options)),) = arms.items()
-    model = replace(run.model, options=merged(run.model.options, options))
+    both = Model(options=options).variant_fields().keys() & run.model.variant_fields().keys()
+    if both:
+        raise ValueError(
+            f"--variant {name} says {', '.join(sorted(both))} itself: give it there "
+            f"({name}:NAME=VALUE), not as --model.options"
+        )
+    model = replace(run.model, options=(*run.model.options, *options))
     labels = run.labels if run.labels.arm else replace(run.labels, arm=name)
     return replace(run, variant=variant, model=model, labels=labels)
 
@@ -95,8 +101,7 @@ def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
 
     ``optim.router_lr`` is left out of arms that add no parameters.
     """
-    arms = []
-    asked = parse_arms(names if isinstance(names, str) else ",".join(names))
+    arms, asked = [], parse_arms(names if isinstance(names, str) else ",".join(names))
     for name, (variant, options) in asked.items():
         change = partial(_as_variant, variant=variant, options=options)
         try:
@@ -149,19 +154,16 @@ def open_boards(names: Sequence[str], variants: str) -> list[Board]:
 
 def boards_of_recipe(
     variants: str,
-    texts: Sequence[tuple[str, str, str | None]],
+    text: str | None,
+    held_out: str | None,
     widths: Sequence[int],
     lengths: Sequence[int],
-    *,
-    arithmetic: bool,
 ) -> list[Board]:
-    """Return a board for each text, width and number of steps, `quiet-lm` in that shape, and one
-    of arithmetic.
-
-    ``texts``: name, source and validation source of each (None: a share of the source).
-    """
+    """Return a board of source code, and one of a text if there is one, for each width and number
+    of steps, `quiet-lm` in that shape; the last board is of arithmetic."""
     base, boards = get_preset("quiet-lm"), []
     layers = base.model.num_hidden_layers
+    texts = [("code", "stdlib", None), *([("text", text, held_out)] if text else [])]
     for (name, source, validation), width, steps in product(texts, widths, lengths):
         warmup = min(base.optim.warmup_steps, int(steps * _MOST_WARMUP))
         run = replace(
@@ -172,7 +174,7 @@ def boards_of_recipe(
             optim=replace(base.optim, warmup_steps=warmup),
         )
         boards.append(board_of(run, variants, name=f"{name}-{layers}x{width}-{steps}"))
-    return [*boards, board_of(get_preset("tiny-aet-4"), variants)] if arithmetic else boards
+    return [*boards, board_of(get_preset("tiny-aet-4"), variants)]
 
 
 def study_of_variants(

@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.result_files import to_json
@@ -39,8 +38,6 @@ from layermem_bench.studies.steps import measured_steps
 # Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
 _POLL_INTERVAL, _POLL_INTERVAL_PER_RUN = 0.5, 0.02
 logger = logging.getLogger(__name__)
-Work: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
-"""Runs by name, each with its folder."""
 
 
 def result_folder(study: Study, out: Path) -> Path:
@@ -154,7 +151,9 @@ def train_missing(runs: Mapping[str, Run], out: Path, executor: Executor) -> Non
         )
 
 
-def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, str]:
+def _train_all(
+    work: Mapping[str, tuple[Run, RunFolder]], waiting: list[str], executor: Executor
+) -> dict[str, str]:
     """Train the waiting runs, as many at once as there is room for; return which failed, and how.
 
     Where the first two runs fail, no other is begun: those stay in ``waiting``.
@@ -173,10 +172,10 @@ def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, 
                     progress.begin(name, work[name][0].max_steps)
                 # What another command was training may have ended meanwhile.
                 codes = {name: 0 for name in free if is_finished(*work[name])}
-                begun = {name: work[name] for name in free if name not in codes}
-                for _, folder in begun.values():
-                    _append_note(folder, f"begun at {datetime.now(UTC):%F %T} UTC")
-                executor.start({n: command_of(*each, executor.asked) for n, each in begun.items()})
+                begun = [name for name in free if name not in codes]
+                for name in begun:
+                    _append_note(work[name][1], f"begun at {datetime.now(UTC):%F %T} UTC")
+                executor.start({name: command_of(*work[name], executor.asked) for name in begun})
                 codes |= executor.ended()
                 for name, code in codes.items():
                     active.remove(name)
@@ -196,8 +195,6 @@ def _train_all(work: Work, waiting: list[str], executor: Executor) -> dict[str, 
         finally:
             progress.close()
             executor.stop()
-            for name in active:
-                _append_note(work[name][1], "stopped, as this command was; it goes on with it")
     return failed
 
 
@@ -213,32 +210,23 @@ def _sigterm_raises() -> Iterator[None]:
 
 def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None:
     """Log how a run ended; return how it failed, None if it did not."""
-    try:
-        if divergence := records.read_divergence(folder, run.id):
-            logger.warning("%s diverged, %s", name, divergence)
-            return None
-        if folder.final.exists():
-            loss = records.read_metrics(folder, run)[LOSS]
-            (folder.path / ERRORS).unlink(missing_ok=True)
-            logger.info("%s: validation loss %.4f", name, loss)
-            return None
-        reason = _describe_exit(code)
-    except ValueError as error:
-        reason = f"left what cannot be read ({error})"
-    _append_note(folder, reason)
-    reason = records.read_failure(folder) or reason
+    if divergence := records.read_divergence(folder, run.id):
+        logger.warning("%s diverged, %s", name, divergence)
+        return None
+    if folder.final.exists():
+        loss = records.read_metrics(folder, run)[LOSS]
+        (folder.path / ERRORS).unlink(missing_ok=True)
+        logger.info("%s: validation loss %.4f", name, loss)
+        return None
+    if code < 0:
+        hint = "; was there too little memory?" if code == -signal.SIGKILL else ""
+        how = f"was killed by signal {-code}{hint}"
+    else:
+        how = f"ended with exit code {code}" if code else "stopped before its last step"
+    _append_note(folder, how)
+    reason = records.read_failure(folder) or how
     logger.error("%s %s", name, reason)
     return reason
-
-
-def _describe_exit(code: int) -> str:
-    """Say how a process ended whose run is unfinished."""
-    if not code:
-        return "stopped before its last step: it was asked to"
-    if code > 0:
-        return f"ended with exit code {code}"
-    hint = "; was there too little memory?" if code == -signal.SIGKILL else ""
-    return f"was killed by signal {-code}{hint}"
 
 
 def _append_note(folder: RunFolder, text: str) -> None:

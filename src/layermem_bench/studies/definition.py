@@ -109,8 +109,6 @@ class Study(OfPaper):
     """Under which the arms meet: of ``ALL_CONDITIONS``."""
     observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
     """What is seen of ended runs, or without any; None: what runs are judged by is all."""
-    tasks: tuple[str, ...] = ()
-    """Evaluation tasks that models are asked."""
 
     def __post_init__(self) -> None:
         if not self.seeds or CHOOSING_SEED in self.seeds:
