@@ -39,6 +39,8 @@ class Artefact(Study):
     title: str = ""
     seeds: tuple[int, ...] = (0,)
     boards: tuple[Board, ...] = ()
+    tasks: tuple[str, ...] = ()
+    """Evaluation tasks that models are asked, by their columns."""
     needs: str = ""
     """What it needs, a GPU among it, without which it is refused; empty: a CPU is enough."""
 
