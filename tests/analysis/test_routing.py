@@ -67,9 +67,8 @@ def test_keys_and_values_that_read_differently():
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-@pytest.mark.parametrize("options", [{}, {"router": "last", "window": 1}], ids=["all", "one"])
-def test_attached_memory(name, options):
-    model = layermem.attach(make_host(name), **options)
+def test_attached_memory(name):
+    model = layermem.attach(make_host(name), router="last", window=2)
     np.testing.assert_array_equal(mean_heatmap(model), np.eye(4))
     routers = attachment_of(shake_routers(model)).routers
     heatmap, heads = mean_heatmap(model), head_heatmaps(model)
@@ -125,6 +124,9 @@ def test_moments_of_weights_over_depth_are_those_of_all_tokens_but_padding(name)
     subject = SimpleNamespace(model=model, texts=texts, captured=lambda *_, **k: captured(**k))
     mixtures = weights_over_depth(subject)["mixtures"]
     assert len(mixtures) == len(seen) > 0
+    if name == "mudd":
+        assert [m.place for m in mixtures][-2:] == ["layer 3, attention", "final norm"]
+        assert mixtures[1].readers == ("query", "key", "value", "residual")
     for mixture, weights in zip(mixtures, seen.values(), strict=True):
         if name == "denseformer":
             np.testing.assert_allclose(mixture.mean, weights[0].reshape(1, -1).numpy())

@@ -1,5 +1,6 @@
 """What artefacts read off ended runs: two of LIMe and the plain decoder, trained for two steps."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -192,17 +193,14 @@ def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
 
 
 def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):
-    slower = iter(range(1, 9))  # A machine that is busier in each repeat.
+    busy = itertools.count(1)  # A machine that is busier in each repeat.
 
     def measure(models, shape, repeats):
-        seconds = dict(zip(("plain", "lime", "hyper_connections"), (1.0, 1.1, 1.5), strict=True))
-        busy = next(slower)
-        return {
-            arm: Measurement(
-                seconds=busy * of_arm, low=0, high=0, peak=None if arm == "lime" else 10**6
-            )
-            for arm, of_arm in seconds.items()
-        }
+        slower, factors = next(busy), {"plain": 1.0, "lime": 1.1, "hyper_connections": 1.5}
+        made_up = {"low": 0, "high": 0, "peak": 10**6}
+        steps = {arm: Measurement(seconds=slower * f, **made_up) for arm, f in factors.items()}
+        # What the system does not say.
+        return {**steps, "lime": replace(steps["lime"], peak=None)}
 
     monkeypatch.setattr(costs, "measure", measure)
     made_up = Trained(seeds=(0, 1), records={}, out=tmp_path)
@@ -211,7 +209,5 @@ def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch,
     assert more_time.by_seed == pytest.approx({0: 0.1, 1: 0.1})
     seconds = observed["seconds of a step, grouped queries, eager", "lime"]
     assert seconds.by_seed == pytest.approx({0: 1.1, 1: 2.2})
-    # What the system does not say has no row.
-    assert {arm for quantity, arm in observed if "peak" in quantity} == {
-        *("plain", "hyper_connections")
-    }
+    with_peaks = {arm for quantity, arm in observed if "peak" in quantity}
+    assert with_peaks == {"plain", "hyper_connections"}
