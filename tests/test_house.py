@@ -1,6 +1,7 @@
 """The package as a whole: floor plan, public names, sizes of files, benchmarks."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -228,6 +229,7 @@ def test_files_stay_small():
         ["beside_loops.py", "--shapes=4x32", "--repeats=1", "--variants=mudd"],
         pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
+        ["gpu.py", "--smoke", "--repeats=1", "--minutes=60", "--columns", "plain", "lime"],
         ["traffic.py"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
     ],
@@ -240,3 +242,11 @@ def test_a_benchmark_runs(command, tmp_path):
     status, *said = run_script(ROOT / "benchmarks" / script, [*options, *json], folder=tmp_path)
     assert status == 0, said
     assert not json or (tmp_path / "figures.json").stat().st_size
+
+
+def test_the_page_of_gpus_is_what_its_script_writes(monkeypatch):
+    for folder in ("benchmarks", "docs"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    script = importlib.import_module("gpu_figures")
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert text == script.fill_page(text, script.render(script.read_records(script.RESULTS)))

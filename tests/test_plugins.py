@@ -56,8 +56,9 @@ def test_the_parts_of_the_page_are_listed_and_train(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_variant_of_the_page_passes_the_contract(tmp_path):
-    pass_contract(["first_values"], [tmp_path / "mine.py"])
+def test_the_variants_of_the_page_and_of_the_example_pass_the_contract(tmp_path):
+    files = tmp_path / "mine.py", ROOT / "examples" / "router_ideas.py"
+    pass_contract(["first_values", "router_ideas"], files)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,9 @@ def hub(monkeypatch):
 
 
 def test_a_hugging_face_dataset_by_name(hub):
-    source = open_source("team/corpus.v2", Data(subset="small", revision="v1"))
+    source = open_source(
+        "team/corpus.v2", Data(source="team/corpus.v2", subset="small", revision="v1")
+    )
     assert list(source) == [*TEXTS, "v1"]
     assert len(source.fingerprint()) == 64
     # What is only looked at needs no commit.
@@ -209,7 +211,7 @@ def test_slices_of_a_dataset_are_its_rows_once(hub, tasks, streaming):
 def test_a_streamed_dataset_is_told_apart_and_read_by_its_commit(hub):
     marks = [open_source(name, STREAMED).fingerprint() for name in ("a:test", "a:train", "a")]
     assert marks[0] != marks[1] == marks[2]
-    older = open_source("a", replace(STREAMED, revision="v1")).fingerprint()
+    older = open_source("a", replace(STREAMED, source="a", revision="v1")).fingerprint()
     assert older not in marks
     # The same name is another text once the branch has moved; an open source stays.
     opened = open_source("a", STREAMED)

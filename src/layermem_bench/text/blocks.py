@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from torch.utils.data import Dataset
 
 META = "meta.json"
 """File of a prepared folder that says what its splits hold."""
-Hashes: TypeAlias = np.ndarray[Any, Any]
-"""Hashes of 8 bytes, sorted, each once."""
 SIZE = 8192
 """Most hashes of a sketch, 64 KiB."""
 COPIES = 0.01
@@ -68,8 +66,8 @@ class Sketch:
             self._hashes = set(self.hashes.tolist())
 
     @property
-    def hashes(self) -> Hashes:
-        """The hashes, sorted."""
+    def hashes(self) -> np.ndarray[Any, Any]:
+        """The hashes, sorted, each once."""
         return np.array(sorted(self._hashes)[:SIZE], "<u8")
 
     def copies_in(self, learnt: "Sketch") -> bool:

@@ -20,7 +20,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -33,7 +33,7 @@ from layermem_base.files import write_atomically
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
 from layermem_bench.text.blocks import META, Prepared, Sketch, hash_text
-from layermem_bench.text.sources import HubDataset, Source, hub_name, open_source
+from layermem_bench.text.sources import HubDataset, Source, open_source
 from layermem_bench.text.tokenizers import batch_encoder, fingerprint, id_dtype
 
 logger = logging.getLogger(__name__)
@@ -63,11 +63,8 @@ def prepare(
     train, valid = (Prepared.read(folder, split) for split in SPLITS)
     if train.left_out:
         logger.warning(
-            "%s of %s documents of %s are in %s too: they are left out of training",
-            f"{train.left_out:,}",
-            f"{train.left_out + train.documents:,}",
-            config.source,
-            config.validation or "the share that is held out",
+            "%s documents of %s are left out of training, as %s has them too",
+            *(f"{train.left_out:,}", config.source, config.validation or "the held-out share"),
         )
     return train, valid
 
@@ -88,12 +85,8 @@ def prepared_name(config: Data, sources: Sequence[Source], tokenizer: Any) -> st
 
 def open_sources(config: Data) -> list[Source]:
     """Return the text that is learnt and, where it has a source of its own, that of validation."""
-    # Another dataset has configurations and revisions of its own.
-    apart = replace(config, subset=None, revision=None)
-    return [
-        open_source(name, config if hub_name(name)[0] == hub_name(config.source)[0] else apart)
-        for name in filter(None, (config.source, config.validation))
-    ]
+    names = filter(None, (config.source, config.validation))
+    return [open_source(name, config) for name in names]
 
 
 def _make(

@@ -24,6 +24,7 @@ import sysconfig
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, final
@@ -75,27 +76,23 @@ class Source(ABC):
 def open_source(source: str, how: Data | None = None) -> Source:
     """Return the documents of "stdlib", a file, a folder, or a dataset (NAME or NAME:SPLIT), read
     as the other fields of a config say."""
-    how = how or Data()
+    how, path = how or Data(source=source), Path(source).expanduser()
     if source == "stdlib":
         return LocalFiles(standard_library(), how.text_field)
-    path = Path(source).expanduser()
     if path.exists():
         files = _files_of(path) if path.is_dir() else [path.absolute()]
         return LocalFiles(files, how.text_field)
-    name, split = hub_name(source)
+    name, _, split = source.partition(":")
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
     if is_path or _kind_of(Path(name)) in _SUFFIXES:
         raise FileNotFoundError(
             f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
             '(NAME or NAME:SPLIT), or "stdlib"'
         )
-    return HubDataset(name, split, how)
-
-
-def hub_name(source: str) -> tuple[str, str]:
-    """Return the name of a Hugging Face dataset, and its split."""
-    name, _, split = source.partition(":")
-    return name, split or "train"
+    if name != how.source.partition(":")[0]:
+        # Another dataset has configurations and revisions of its own.
+        how = replace(how, subset=None, revision=None)
+    return HubDataset(name, split or "train", how)
 
 
 @final

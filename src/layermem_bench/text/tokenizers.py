@@ -5,13 +5,10 @@ All are fast ones. Transformers is imported when a tokenizer is loaded.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 Ids: TypeAlias = np.ndarray[Any, Any]
 END = "<|endoftext|>"
@@ -62,7 +59,7 @@ def fingerprint(tokenizer: Any) -> str:
 def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
     """Return a function that encodes texts as ``tokenizer`` does, but special tokens as other text.
     Where every byte is its own id, the UTF-8 of a text is its encoding."""
-    dtype = id_dtype(tokenizer)
+    dtype, own = id_dtype(tokenizer), load_tokenizer("bytes")
 
     def encode(texts: Sequence[str]) -> list[Ids]:
         encoded = tokenizer(
@@ -73,7 +70,9 @@ def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
     def encode_bytes(texts: Sequence[str]) -> list[Ids]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(dtype) for text in texts]
 
-    return encode_bytes if _encodes_bytes(tokenizer) else encode
+    # With added tokens, or a class of its own, a tokenizer may encode otherwise.
+    is_own = type(tokenizer) is type(own) and fingerprint(tokenizer) == fingerprint(own)
+    return encode_bytes if is_own else encode
 
 
 def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
@@ -81,14 +80,7 @@ def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
 
 
-def _encodes_bytes(tokenizer: Any) -> bool:
-    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does; with added
-    tokens, or a class of its own, it may not."""
-    own = load_tokenizer("bytes")
-    return type(tokenizer) is type(own) and fingerprint(tokenizer) == fingerprint(own)
-
-
-def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
+def _fast_tokenizer(model: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(model)
