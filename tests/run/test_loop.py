@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.registry import lookup
-from layermem_bench.config import micro_batches
+from layermem_bench.config import computing
 from layermem_bench.config.run import Task
 from layermem_bench.run import loop as looping
 from layermem_bench.run.folder import RunFolder
@@ -221,7 +221,7 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
         ("do-not", 4 * logits - 1, {}, 23),
         ("never", 4 * logits - 1, {"loss_chunk": 0}, 0),
     ):
-        monkeypatch.setattr(micro_batches, "_MAX_LOGITS_BYTES", room)
+        monkeypatch.setattr(computing, "_MAX_LOGITS_BYTES", room)
         train(a_run(tmp_path, max_steps=1, save_every=0, compute=compute), tmp_path / label)
         # One step and its validation.
         assert len(seen) > 2 and set(seen) == {expected}, label
