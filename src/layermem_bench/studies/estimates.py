@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layermem.models.registry import lookup
-from layermem_bench.config.micro_batches import sequences_at_once
+from layermem_bench.config.computing import sequences_at_once
 from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import RunCost, run_cost
 from layermem_bench.costs.model_sizes import model_sizes, unknown_size
