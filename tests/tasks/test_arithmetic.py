@@ -138,12 +138,8 @@ def test_no_expression(text):
         parse(text)
 
 
-def test_zeros_before_a_number_and_spaces_do_not_matter():
-    assert parse("\t007+\n0 * (00)") == ("+", 7, ("*", 0, 0))
-
-
 def test_a_rewrite_does_one_thing():
-    tree = parse("(2 + 3) * (4 - 1) / 0")
+    tree = parse("\t(02 +3)*(4-1)/0")
     assert [write(step) for step in rewrites(tree)] == ["5 * (4 - 1) / 0", "(2 + 3) * 3 / 0"]
     for text, carry_out in (("15 / 0", solve), ("7 / 2", evaluate), ("3 - 4", evaluate)):
         with pytest.raises(ValueError, match=text):
