@@ -178,7 +178,7 @@ def _tables(result: StudyResult) -> dict[str, Table]:
             for metric in metrics:
                 table = arms_table(result, board, condition, metric)
                 found[f"{of_board}{metric}{suffix}"] = table
-    if (ranks := ranks_table(result)) is not None:
+    if (ranks := ranks_table(result)).rows:
         found["ranks"] = ranks
     for each in shapes_of(result):
         (board,) = each.boards

@@ -56,9 +56,9 @@ def _scores(result: EvalResult, name: str) -> Table:
             name: row.name,
             "count": _size(row),
             **{m: _score(row.scores[m], kind) if m in row.scores else "" for m in result.models},
-            "chance": _share(row.chance),
-            "most frequent": _share(row.most_frequent),
-            f"paper: {' / '.join(papers)}": " / ".join(map(_share, row.paper.values())),
+            "chance": format_number(row.chance, True),
+            "most frequent": format_number(row.most_frequent, True),
+            f"paper: {' / '.join(papers)}": " / ".join(f"{x:.1%}" for x in row.paper.values()),
             "noted": _noted(row),
         }
         for row in rows
@@ -70,10 +70,6 @@ def _size(row: Row) -> str:
     """Write how many items a row is of, or how many each model's is of where that differs."""
     counts = dict.fromkeys(f"{s.count:,}" for s in row.scores.values() if s.count is not None)
     return f"{' / '.join(counts)} {row.unit}".strip() if counts else ""
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else format_number(share, True)
 
 
 def _score(score: Score, kind: results.Table) -> str:
