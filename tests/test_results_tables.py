@@ -91,8 +91,7 @@ def test_the_table_of_claims_says_what_came_of_each(tmp_path):
     write(tmp_path / "table7-tiny.json", an_artefact("table7", SURE, NOISE, papers=PAPERS))
     unknown = an_artefact("table1", missing="lm-eval", seeds=(0,))
     write(tmp_path / "table1-tiny.json", unknown)
-    _, *rows = script.claims(tmp_path)
-    found = {row[0]: row[2:] for row in rows}
+    found = {row[0]: row[2:] for row in script.claims(tmp_path).rows}
     assert found["`table7`"] == [
         "-0.5000",
         "q0, lime against plain: -0.510 ± 0.025",
@@ -100,7 +99,7 @@ def test_the_table_of_claims_says_what_came_of_each(tmp_path):
         "holds: 1; cannot be said at this scale: 1",
     ]
     assert found["`table1`"][2:] == ["tiny, 1 seed", "lm-eval"]
-    assert found["`fig6`"][-1] == "not run" and len(rows) == len(names())
+    assert found["`fig6`"][-1] == "not run" and len(found) == len(names())
 
 
 def test_verdicts_are_counted_by_artefact(tmp_path):
@@ -109,8 +108,9 @@ def test_verdicts_are_counted_by_artefact(tmp_path):
     write(tmp_path / "fig6-small.json", an_artefact("fig6", SURE, SURE, scale="small"))
     # Of two scales the larger counts.
     write(tmp_path / "fig6-tiny.json", an_artefact("fig6", tuple(-value for value in SURE)))
-    rows = {row[0]: row[1:] for row in script.verdicts(tmp_path)}
-    assert rows["about"] == ["holds", "does not hold", "cannot be said at this scale"]
+    table = script.verdicts(tmp_path)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert table.header[1:] == ["holds", "does not hold", "cannot be said at this scale"]
     assert rows["quality"] == ["**2**: `fig6`", "0", "**2**: `table7` (3 seeds)"]
     assert rows["price"] == ["0", "0", "0"]
     assert sorted(name for of_kind in script.KINDS.values() for name in of_kind) == sorted(names())
