@@ -81,9 +81,8 @@ def shown_metrics(result: StudyResult, board: Board, condition: Condition) -> li
 
 def title_of(board: Board, condition: Condition) -> str:
     """Return what a board under a condition is called."""
-    if condition.name == "recorded":
-        return board.name
-    return f"{board.name}, {TITLES[condition.name]}"
+    is_all = condition.name == "recorded"
+    return board.name if is_all else f"{board.name}, {TITLES[condition.name]}"
 
 
 def arms_table(result: StudyResult, board: Board, condition: Condition, metric: str) -> Table:
@@ -197,7 +196,7 @@ def rates_table(board: Board) -> Table:
     rows = []
     for each in board.tried:
         arm = each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
-        row = {f"{board.name}: learning rates": arm, **dict.fromkeys(tried, "")}
+        row = {f"{board.name}: loss at learning rate": arm, **dict.fromkeys(tried, "")}
         own = [f" (own {rate:g})" for rate in each.own_rates] or [""] * len(each.rates)
         for rate, loss, beside in zip(each.rates, each.losses, own, strict=True):
             written = "diverged" if loss is None else format_number(loss, False)
