@@ -44,24 +44,19 @@ _SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
 class Source(ABC):
     """Documents, and a fingerprint that distinguishes them from others."""
 
-    single_document = False
-    """Whether the source is one document, so that only its parts can be divided into splits."""
-
     def __iter__(self) -> Iterator[str]:
         """Yield one text after the other, none longer than ``MAX_CHARACTERS``."""
         return (text for text, _ in self.parts())
 
     def parts(self, rank: int = 0, tasks: int = 1) -> Iterator[tuple[str, str]]:
-        """Yield each text with the first part of its document, by which parts stay together.
-
-        A document of the parts A, B and C yields (A, A), (B, A) and (C, A). The parts of a single
-        document need not stay together and yield (A, A), (B, B) and (C, C). Of several ``tasks``
+        """Yield each text with the first part of its document, by which parts stay together: a
+        document of the parts A, B and C yields (A, A), (B, A) and (C, A). Of several ``tasks``
         each yields its slice of the documents: in a row they are those of one task.
         """
         for document in self._documents(rank, tasks):
             first: str | None = None
             for text in document:
-                first = text if first is None or self.single_document else first
+                first = text if first is None else first
                 yield text, first
 
     @abstractmethod
@@ -101,7 +96,6 @@ class LocalFiles(Source):
 
     def __init__(self, paths: list[Path], text_field: str) -> None:
         self.paths, self.text_field = paths, text_field
-        self.single_document = [_unit_of(path) for path in paths] == ["file"]
 
     def _documents(self, rank: int, tasks: int) -> Iterator[Iterable[str]]:
         """Yield the documents of the files whose first byte is in a slice of all bytes."""
@@ -113,7 +107,9 @@ class LocalFiles(Source):
 
     def _documents_of(self, path: Path) -> Iterator[Iterable[str]]:
         if _unit_of(path) == "file":
-            yield _naming(path, _parts_of_file(path))
+            parts = _naming(path, _parts_of_file(path))
+            # Of a single file each part is a document: nothing else could be divided into splits.
+            yield from ([part] for part in parts) if len(self.paths) == 1 else [parts]
             return
         records = _lines(path) if _unit_of(path) == "line" else _rows(path, self.text_field)
         texts = (_text_of(value, self.text_field, where) for value, where in records)
