@@ -98,12 +98,9 @@ class LocalFiles(Source):
         self.paths, self.text_field = paths, text_field
 
     def _documents(self, rank: int, tasks: int) -> Iterator[Iterable[str]]:
-        """Yield the documents of the files whose first byte is in a slice of all bytes."""
-        total, place = sum(path.stat().st_size for path in self.paths), 0
-        for path in self.paths:
-            if total * rank // tasks <= place < total * (rank + 1) // tasks:
-                yield from self._documents_of(path)
-            place += path.stat().st_size
+        count = len(self.paths)
+        for path in self.paths[count * rank // tasks : count * (rank + 1) // tasks]:
+            yield from self._documents_of(path)
 
     def _documents_of(self, path: Path) -> Iterator[Iterable[str]]:
         if _unit_of(path) == "file":
@@ -231,9 +228,7 @@ def _text_of(value: Any, field: str, where: str) -> str:
 
 def _open(path: Path) -> IO[bytes]:
     """Return a file's content, of all members of a compressed file."""
-    opening: dict[str, Callable[[Path], Any]]
-    opening = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
-    return opening.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path)
+    return _OPENING.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path)
 
 
 def _open_zstandard(path: Path) -> io.BufferedReader:
@@ -243,11 +238,14 @@ def _open_zstandard(path: Path) -> io.BufferedReader:
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
+_OPENING: dict[str, Callable[[Path], Any]]
+_OPENING = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
+
+
 def _kind_of(path: Path) -> str:
     """Return the suffix without a compression's, in small letters: ``.jsonl`` of ``a.JSONL.gz``."""
     suffix = path.suffix.lower()
-    compressed = suffix in (".gz", ".bz2", ".xz", ".zst")
-    return Path(path.stem).suffix.lower() if compressed else suffix
+    return Path(path.stem).suffix.lower() if suffix in _OPENING else suffix
 
 
 def _unit_of(path: Path) -> str:
