@@ -15,7 +15,7 @@ from layermem_bench.studies.boards import board_of, study_of_variants
 from layermem_bench.studies.carrying_out import carry_out
 from layermem_bench.studies.comparing import lines_of
 from layermem_bench.studies.definition import CHOOSING_SEED, Study
-from layermem_bench.studies.labelled_runs import gather_runs
+from layermem_bench.studies.gathering import gather_runs
 from layermem_bench.studies.records import RecordedRuns
 from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, Claim, StudyResult
 from layermem_bench.text.tokenizers import load_tokenizer

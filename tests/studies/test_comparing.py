@@ -13,7 +13,7 @@ from layermem_bench.statistics import (
     price_of_looks,
 )
 from layermem_bench.studies.comparing import compare, judge, lines_of
-from layermem_bench.studies.result import Metric, PaperNumber
+from layermem_bench.studies.result import Board, Condition, Metric, PaperNumber
 
 UNSAID = "cannot be said at this scale"
 HIGHER = {"quantity": "q", "direction": "higher"}
@@ -73,8 +73,9 @@ def judged(values, claims=1, looks=1, plain=0.0):
     seeds, quantities = tuple(range(len(values))), [f"q{i}" for i in range(claims)]
     both = {"lime": values, "plain": [plain] * len(values)}
     asked = [{"quantity": quantity, "direction": "higher"} for quantity in quantities]
-    made = a_result(dict.fromkeys(quantities, both), asked, seeds=seeds, looks=(seeds,) * looks)
-    return judge(made)
+    condition = Condition(name="tokens", arms=(), looks=(seeds,) * looks)
+    boards = (Board(name="b", metric="q", conditions=(condition,)),)
+    return judge(a_result(dict.fromkeys(quantities, both), asked, seeds=seeds, boards=boards))
 
 
 def test_one_pair_says_nothing_and_many_claims_are_corrected():

@@ -1,6 +1,5 @@
 """Many runs: what has ended is left alone, what fails is told, what others train is waited for."""
 
-import math
 import re
 import signal
 import sys
@@ -143,13 +142,6 @@ def test_a_run_that_diverged_is_not_tried_again(tmp_path):
     for _ in range(2):
         folder = train_missing({"one": run}, tmp_path, made_up)["one"]
         assert made_up.begun == ["one"] and "step 5" in read_divergence(folder, run.id)
-
-
-def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path):
-    """As of a run whose last validation alone saw it."""
-    record(tmp_path / "one", run=RUN, final=math.nan)
-    (folder,) = train_missing({"one": RUN}, tmp_path, MadeUp()).values()
-    assert "nan" in read_divergence(folder, RUN.id)
 
 
 def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):

@@ -22,12 +22,7 @@ from layermem_bench.config.run import Run
 from layermem_bench.costs.model_sizes import model_sizes
 from layermem_bench.run.setup import adds_parameters
 from layermem_bench.studies.definition import CHOOSING_SEED, Arm, Board
-from layermem_bench.studies.records import (
-    RecordedRuns,
-    check_comparable,
-    read_divergence,
-    read_metrics,
-)
+from layermem_bench.studies.records import RecordedRuns, check_comparable
 from layermem_bench.studies.result import LOSS, MeasuredSteps, TriedRates
 
 TOLERANCE = 0.005
@@ -275,13 +270,13 @@ def with_parameters(run: Run, target: int) -> Run:
 def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
     """Return what each arm of a board tried and chose; all trials must be recorded."""
     plan = trials(board)
-    folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
-    check_comparable(folders.values())
+    found = {name: recorded.read(name, planned.run) for name, planned in plan.items()}
+    check_comparable(found.values())
     losses: dict[str, dict[Tried, float]] = {}
     for name, planned in plan.items():
+        record = found[name].record
         # That a rate is too high for an arm, so that the run diverges, is a result.
-        is_lost = read_divergence(folders[name], planned.run.id) is not None
-        loss = math.inf if is_lost else read_metrics(folders[name], planned.run)[LOSS]
+        loss = math.inf if record.state == "diverged" else record.metrics[LOSS]
         if planned.trial is not None:
             losses.setdefault(planned.arm, {})[planned.trial] = loss
     return tuple(tried_rates(arm, of_arm) for arm, of_arm in losses.items())
