@@ -10,7 +10,6 @@ from scipy import stats
 from layermem_bench.statistics import (
     Interval,
     adjusted_p_values,
-    further_looks,
     holm,
     interval,
     mcnemar,
@@ -199,14 +198,6 @@ def test_each_look_pays_more():
     assert holm([0.01, 0.02], looks=2) == pytest.approx([0.08, 0.08])
     pairs = paired([1.0, 2.0, 3.5], [0.5, 1.1, 2.2])
     assert adjusted_p_values({"a": pairs}, looks=2) == {"a": 4 * p_value(pairs)}
-
-
-def test_the_same_seeds_again_are_no_further_look():
-    assert further_looks((), range(3)) == ((0, 1, 2),)
-    assert further_looks(((0, 1, 2),), [4, 3, 2, 1, 0]) == ((0, 1, 2), (0, 1, 2, 3, 4))
-    assert further_looks(((0, 1, 2),), (2, 1, 0)) == ((0, 1, 2),)
-    # To go back to the seeds that looked better does not take the other look back.
-    assert further_looks(((0, 1), (0, 1, 2)), (0, 1)) == ((0, 1, 2), (0, 1))
 
 
 def test_adding_seeds_until_there_is_a_difference_seldom_finds_one():

@@ -9,7 +9,7 @@ scipy.stats takes a second to import, so it is imported where it is used.
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
@@ -124,15 +124,7 @@ def price_of_looks(looks: int) -> int:
     of looks. Only a first look that nobody adds to has the whole: whoever goes on only where it is
     not below 5% is wrong in 5.7% with two of the looks above and in 6.3% with four.
     """
-    return 1 if looks == 1 else 2**looks
-
-
-def further_looks(
-    earlier: Iterable[tuple[int, ...]], seeds: Iterable[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the seeds of each look, that at ``seeds`` last; the same seeds again are no other."""
-    now = tuple(sorted(seeds))
-    return (*(look for look in earlier if look != now), now)
+    return 1 if looks < 2 else 2**looks
 
 
 def adjusted_p_values(

@@ -140,6 +140,9 @@ def test_more_seeds_are_another_look(tmp_path, made_up, study):
     assert again == three and looks(three) == ((0, 1, 2),)
     five, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
     assert looks(five) == ((0, 1, 2), (0, 1, 2, 3, 4))
+    # To go back to the seeds that looked better does not take the other look back.
+    back, _ = carry_out(asked(), tmp_path, launcher=made_up)
+    assert looks(back) == ((0, 1, 2, 3, 4), (0, 1, 2))
     (tmp_path / "studies" / "board" / "study.json").unlink()
     fresh, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
     p, of_fresh = table(five)["lime"].p, table(fresh)["lime"].p

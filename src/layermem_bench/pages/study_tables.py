@@ -202,7 +202,7 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
                 values[f"{arm.name}, {board.shape}"] = of_arms.get(arm.name, {})
         looks = max((condition.looks for _, condition in shapes), key=len)
         metric = result.metric(name)
-        lines = compare(values, result.seeds, metric.better, max(1, len(looks)))
+        lines = compare(values, result.seeds, metric.better, looks)
         title = f"{preset}, arms and shapes, equal parameters"
         columns = _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
         del columns["each seed"], columns["seeds to settle it"]

@@ -56,21 +56,19 @@ def gather(
 ) -> StudyResult:
     """Return what came of a study; ``before``: the result that this one in ``folder`` replaces."""
     boards, runs = [], list[RunRecord]()
+    ended: dict[str, dict[str, dict[int, RunRecord]]] = {}
     for of_board in done.values():
         plan = trials(of_board.board) | of_board.runs
         members = [recorded.read(name, planned.run) for name, planned in plan.items()]
-        # Runs of lost arms that would count are not trained.
-        trained = [
-            m for m in members if not m.run.labels.conditions or m.record.arm not in of_board.lost
-        ]
-        runs += [each.record for each in trained]
+        for record in (each.record for each in members):
+            # Of a lost arm, those that tried a rate alone were trained.
+            if not record.conditions or record.arm not in of_board.lost:
+                runs.append(record)
+            if record.state == "ended" and study.conditions[0] in record.conditions:
+                ended.setdefault(record.board, {}).setdefault(record.arm, {})[record.seed] = record
         arms = [arm.name for arm in of_board.board.arms]
         members.sort(key=lambda each: arms.index(each.record.arm))
         boards.append(_board(members, study.conditions, study.seeds, before, of_board))
-    ended: dict[str, dict[str, dict[int, RunRecord]]] = {}
-    for run in runs:
-        if run.state == "ended" and study.conditions[0] in run.conditions:
-            ended.setdefault(run.board, {}).setdefault(run.arm, {})[run.seed] = run
     asked = Trained(seeds=study.seeds, records=ended, out=folder)
     seen = list(study.observe(asked) if study.observe else ())
     observed = [each for each in seen if isinstance(each, Observed)]
@@ -133,27 +131,21 @@ def _board(
 ) -> Board:
     """Return a board of labelled runs under those of the conditions that some count under.
 
-    Arms are in the order of their first runs. ``seeds``: that are planned; empty: those that ended.
+    Arms are in the order of their first runs. ``seeds``: those planned; empty: those that ended.
     ``done``: what a study knows of the board.
     """
     check_comparable(members)
     name = members[0].record.board
     ended = [each.record for each in members if each.record.state == "ended"]
     seeds = seeds or sorted({record.seed for record in ended})
-    by_condition = {
-        condition: here
-        for condition in conditions
-        if (here := [each for each in members if condition in each.record.conditions])
-    }
-    shown = [
-        Condition(
-            name=condition,
-            arms=tuple(_arm(each, done) for each in _of_arms(here).values()),
-            looks=_looks(before, name, condition, here, seeds),
-        )
-        for condition, here in by_condition.items()
-    ]
-    arms = _of_arms(next(iter(by_condition.values())))
+    shown, by_condition = [], []
+    for condition in conditions:
+        if here := [each for each in members if condition in each.record.conditions]:
+            arms, looks = _of_arms(here), _looks(before, name, condition, here, seeds)
+            described = tuple(_arm(each, done) for each in arms.values())
+            shown.append(Condition(name=condition, arms=described, looks=looks))
+            by_condition.append(arms)
+    arms = by_condition[0]
     first = next(iter(arms.values())).run
     starts = {each.val_loss for record in ended for each in record.validations if each.step == 0}
     return Board(
@@ -175,14 +167,14 @@ def _of_arms(members: Iterable[Labelled]) -> dict[str, Labelled]:
     arms: dict[str, Labelled] = {}
     places: dict[tuple[str, int], str] = {}
     for each in members:
-        record = each.record
-        if (other := places.setdefault((record.arm, record.seed), record.name)) != record.name:
+        arm, seed, name = each.record.arm, each.record.seed, each.record.name
+        if (other := places.setdefault((arm, seed), name)) != name:
             raise ValueError(
-                f"{other} and {record.name} are both seed {record.seed} of {record.arm} on "
-                f"{record.board}: name one, or train one again with another --labels.arm"
+                f"{other} and {name} are both seed {seed} of {arm} on {each.record.board}: name "
+                "one, or train one again with another --labels.arm"
             )
-        if record.arm not in arms or not arms[record.arm].folder.final.exists():
-            arms[record.arm] = each
+        if arm not in arms or arms[arm].record.state != "ended":
+            arms[arm] = each
     return arms
 
 
@@ -190,8 +182,8 @@ def _arm(labelled: Labelled, done: Done | None) -> Arm:
     """Return what an arm is, as its run and its study say."""
     run, arm, sizes, trained = labelled.run, labelled.record.arm, None, None
     if run.host.model is None and AS_RECORDED not in labelled.record.conditions:
-        if sizes := model_fields(run, labelled.folder):
-            trained = parameters(run, sizes)
+        sizes = model_fields(run, labelled.folder)
+        trained = parameters(run, sizes) if sizes else None
     elif done:
         trained = sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
     choice = done.choices.get(arm) if done else None
@@ -210,23 +202,17 @@ def _looks(
     before: StudyResult | None,
     board: str,
     condition: str,
-    members: Iterable[Labelled],
+    runs: list[Labelled],
     seeds: Iterable[int],
 ) -> Looks:
     """Return the looks at some runs, that at ``seeds`` last: each result of these runs with other
     seeds that this one replaces was a look, for which p-values pay."""
-    now, ids = tuple(sorted(seeds)), {each.record.run_id for each in members}
+    now, ids = tuple(sorted(seeds)), {each.record.run_id for each in runs}
     if before is None or ids.isdisjoint(run.run_id for run in before.of(board, condition)):
         return (now,)
-    (looks,) = (
-        each.looks
-        for of_board in before.boards
-        if of_board.name == board
-        for each in of_board.conditions
-        if each.name == condition
-    )
+    conditions = {(b.name, c.name): c for b in before.boards for c in b.conditions}
     # The same seeds again are no further look.
-    return (*(look for look in looks if look != now), now)
+    return (*(look for look in conditions[board, condition].looks if look != now), now)
 
 
 def replaced_result(path: Path) -> StudyResult | None:
@@ -257,13 +243,13 @@ def _metrics(runs: Sequence[RunRecord], observed: Iterable[Observed] = ()) -> di
 
 def _lost_notes(runs: Iterable[RunRecord]) -> list[str]:
     """Say which runs are in no mean."""
-    lost: dict[str, list[str]] = {"Failed or not ended": [], "Diverged": []}
+    lost: dict[str, list[str]] = {}
     for run in runs:
-        if run.state not in ("ended", "diverged"):
-            lost["Failed or not ended"].append(run.name)
-        elif run.state == "diverged" and run.conditions:
-            lost["Diverged"].append(run.name)
-    return [f"{how}, and in no mean: {', '.join(names)}." for how, names in lost.items() if names]
+        # That one which tried a learning rate diverged is a result.
+        if run.state != "ended" and (run.conditions or run.state != "diverged"):
+            how = "Diverged" if run.state == "diverged" else "Failed or not ended"
+            lost.setdefault(how, []).append(run.name)
+    return [f"{how}, and in no mean: {', '.join(names)}." for how, names in lost.items()]
 
 
 def write_table(results: Iterable[StudyResult], path: Path) -> int:
