@@ -95,11 +95,10 @@ def test_a_failed_run_is_in_no_mean_and_named(tmp_path, made_up, study):
     *_, last = table(result).values()
     assert (last.arm, last.rank, sorted(last.by_seed)) == ("lime", None, [0, 2])
     assert last.missing == (1,) and [run.state for run in result.runs].count("failed") == 2
-    assert "board/lime-lr0.01-s1" in result.notes[0]
     # Tried again it ends.
     made_up.does, count = lambda run: "ends", len(made_up.begun)
     result, failure = carry_out(study(), tmp_path, launcher=made_up)
-    assert failure is None and not result.notes and len(made_up.begun) == count + 2
+    assert failure is None and len(made_up.begun) == count + 2
     assert {c.looks for c in result.boards[0].conditions} == {((0, 1, 2),)}
 
 
@@ -108,7 +107,7 @@ def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, made_up, study
         "diverges" if run.variant == "lime" or run.seed == 2 and run.variant != "plain" else "ends"
     )
     result, failure = carry_out(study(), tmp_path, launcher=made_up)
-    assert failure is None and "Diverged" in result.notes[0]
+    assert failure is None
     for condition in ("tokens", "time", "parameters"):
         plain, last, hyper = table(result, condition).values()
         # A seed that diverged is no failure.

@@ -76,7 +76,6 @@ def gather(
     for number in study.papers:
         metrics.setdefault(number.quantity, Metric(is_share=number.is_share))
     of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
-    of_paper["notes"] = (*study.notes, *_lost_notes(runs))
     return StudyResult(
         command="",
         name=study.name,
@@ -239,17 +238,6 @@ def _metrics(runs: Sequence[RunRecord], observed: Iterable[Observed] = ()) -> di
             known, is_share=each.is_share, chance=chance, counted=each.counted
         )
     return metrics
-
-
-def _lost_notes(runs: Iterable[RunRecord]) -> list[str]:
-    """Say which runs are in no mean."""
-    lost: dict[str, list[str]] = {}
-    for run in runs:
-        # That one which tried a learning rate diverged is a result.
-        if run.state != "ended" and (run.conditions or run.state != "diverged"):
-            how = "Diverged" if run.state == "diverged" else "Failed or not ended"
-            lost.setdefault(how, []).append(run.name)
-    return [f"{how}, and in no mean: {', '.join(names)}." for how, names in lost.items()]
 
 
 def write_table(results: Iterable[StudyResult], path: Path) -> int:

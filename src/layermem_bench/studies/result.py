@@ -250,7 +250,7 @@ class OfPaper:
     claims: tuple[Claim, ...] = ()
     drawings: tuple[Drawing, ...] = ()
     notes: tuple[str, ...] = ()
-    """What tempers the comparison with the paper; of a result also what is in no mean."""
+    """What tempers the comparison with the paper."""
     missing: str = ""
     """What cannot be evaluated here, and why."""
 
