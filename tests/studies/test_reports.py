@@ -8,12 +8,15 @@ import pyarrow.parquet
 import pytest
 from recorded import SIZES, record
 
-from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Data, Host, Labels, Model, Optim, Run
+from layermem_bench.config.run import HOST, Data, Host, Labels, Model, Optim, Run
 from layermem_bench.run.folder import RunFolder, recorded_run
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.gathering import gather_runs, write_table
-from layermem_bench.studies.records import arms_of_same_seeds, labels_of
+from layermem_bench.studies.gathering import (
+    arms_of_same_seeds,
+    gather_runs,
+    labels_of,
+    write_table,
+)
 from layermem_bench.studies.result import COLUMNS, EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 
 
@@ -72,7 +75,7 @@ def test_models_of_transformers_are_named_by_their_ways():
         "all": {"train": "all"},
     }.items():
         host = Host(model="tokenizer", **fields)
-        assert labels_of(Run(variant=VARIANT, model=Model(), host=host)).arm == way
+        assert labels_of(Run(variant=HOST, model=Model(), host=host)).arm == way
 
 
 START = replace(SIZES, pretrained="base/final")

@@ -16,7 +16,7 @@ from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.counting import count_cached, count_read
 from layermem_bench.config.devices import Device
-from layermem_bench.config.named_options import parse_options
+from layermem_bench.config.named import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import COUNTINGS, cost
 from layermem_bench.costs.measuring import (
