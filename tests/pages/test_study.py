@@ -13,7 +13,6 @@ from layermem_bench.studies.result import (
     MeasuredSteps,
     Metric,
     PaperNumber,
-    SettingCosts,
     TriedRates,
     Validation,
 )
@@ -131,7 +130,7 @@ def test_a_page_has_every_table_its_forest_plot_curves_costs_and_runs():
     values = {"plain": (2.0, 2.1, None), "lime": (1.1, 1.0, 1.2)}
     result = a_comparison(values, boards=("a", "b"), conditions=("tokens", "time"))
     curve = (Validation(step=1, val_loss=3.0, tokens=10.0, flops=7.0),)
-    costs = SettingCosts(points=(a_point(1),))
+    costs = (a_point(1),)
     result = replace(
         result,
         notes=("A note.",),
@@ -188,7 +187,7 @@ def test_rates_that_were_tried_are_told():
     result = a_comparison({"plain": (1.0,), "lime": (2.0,)})
     both = (
         tried("plain", (2.0, 1.5), 0.01),
-        tried("lime", (1.25, None), 0.001, decay=0.1),
+        tried("lime", (1.25, None), 0.001),
         tried("mudd", (1.25,), 0.1, rates=(0.1,), own_rates=(0.003,), own_chosen=0.003),
     )
     (board,) = of_board(result, tried=both).boards
@@ -196,7 +195,7 @@ def test_rates_that_were_tried_are_told():
     assert table.header[1:] == ["0.001", "0.01", "0.1", "chosen"]
     assert table.rows == [
         ["plain", "2.0000", "1.5000", "", "0.01"],
-        ["lime, weight decay 0.1", "1.2500", "diverged", "", "0.001"],
+        ["lime", "1.2500", "diverged", "", "0.001"],
         ["mudd", "", "", "1.2500 (own 0.003)", "0.1, own 0.003"],
     ]
     # Beside each arm, where it is at an end of those tried.

@@ -30,7 +30,7 @@ def build(result: StudyResult) -> Page:
     if not result.claims and (ranks := study_tables.ranks_table(result)).rows:
         sections.append(Section("Do the boards agree", tables=[ranks]))
     for board in result.boards:
-        made = [make(board.costs.points) for make in (counted_table, cache_table)]
+        made = [make(board.costs) for make in (counted_table, cache_table)]
         if counted := [table for table in made if table.rows]:
             sections.append(Section(f"What it costs: {board.name}", tables=counted))
     if result.runs:

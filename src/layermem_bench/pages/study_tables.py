@@ -195,8 +195,7 @@ def rates_table(board: Board) -> Table:
     tried = [f"{rate:g}" for each in board.tried for rate in each.rates]
     rows = []
     for each in board.tried:
-        arm = each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
-        row = {f"{board.name}: loss at learning rate": arm, **dict.fromkeys(tried, "")}
+        row = {f"{board.name}: loss at learning rate": each.arm, **dict.fromkeys(tried, "")}
         own = [f" (own {rate:g})" for rate in each.own_rates] or [""] * len(each.rates)
         for rate, loss, beside in zip(each.rates, each.losses, own, strict=True):
             written = "diverged" if loss is None else format_number(loss, False)

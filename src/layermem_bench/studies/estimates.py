@@ -21,7 +21,7 @@ from layermem_bench.run.folder import RunFolder, recorded_run
 from layermem_bench.studies import planning
 from layermem_bench.studies.carrying_out import check_conditions
 from layermem_bench.studies.definition import CHOOSING_SEED, Study
-from layermem_bench.studies.records import RecordedRuns, check_usable, standing
+from layermem_bench.studies.records import RecordedRuns, check_usable, read_record
 from layermem_bench.studies.result import RunRecord
 from layermem_bench.studies.steps import read_steps, step_facts, tokens_of_a_sequence
 from layermem_bench.text.sources import open_source
@@ -97,7 +97,7 @@ def _state(name: str, run: Run, recorded: RecordedRuns) -> RunRecord:
     """Return where a run stands."""
     folder = recorded.folder_of(name, run)
     check_usable(folder, run)
-    return standing(name, run, folder)
+    return read_record(name, run, folder)
 
 
 def estimate(study: Study, out: Path) -> list[Estimate]:
