@@ -64,16 +64,7 @@ class Rates:
 def test_each_number_of_several_is_checked():
     check_numbers(Rates(rates=(1e-3, 1.0), steps=9))
     check_numbers(Rates())
-    for wrong in (
-        {"rates": (1e-3, 0.0)},
-        {"rates": (math.nan,)},
-        {"steps": 0},
-        {"steps": 10},
-        {"steps": 2.5},
-        {"steps": 10**400},
-        {"rates": (10**400,)},
-        {"steps": True},
-    ):
-        (name,) = wrong
+    wrong = {"rates": [(1e-3, 0.0), (math.nan,), (10**400,)], "steps": [0, 10, 2.5, 10**400, True]}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
         with pytest.raises(ValueError, match=name):
-            check_numbers(Rates(**wrong))
+            check_numbers(Rates(**{name: value}))

@@ -12,10 +12,8 @@ import torch
 from forked import leave
 from small_run import SUMS, UNEVEN, a_run, curve, layout_run, rewound
 
-from layermem.models.causal_lm import DecoderForCausalLM
-from layermem_bench.evals.solving import attempt, evaluate
+from layermem_bench.evals.solving import evaluate
 from layermem_bench.run.training import train
-from layermem_bench.tasks import registry
 
 
 def precisions(folder):
@@ -32,33 +30,10 @@ def precisions(folder):
 
 
 def solving(folder):
-    """Both: validation problems shared, against each process solving all of them."""
-    seen = {}
-    for shard in (False, True):
-        found = seen["sharded" if shard else "copied"] = {"shared": [], "whole": [], "done": []}
-        generate = DecoderForCausalLM.generate
-
-        def watched(self, ids, *args, generate=generate, found=found, **kwargs):
-            found["done"].append(len(ids))
-            return generate(self, ids, *args, **kwargs)
-
-        def both(model, tokenizer, task, split, found=found):
-            result, attempts = evaluate(model, tokenizer, task, split)
-            if split == "validation":
-                kind = registry.get_task(task.name)
-                problems = kind.problems(split, task.validation, task.seed, **task.fields())
-                whole = attempt(model, tokenizer, kind, problems)
-                found["shared"].append([a.row() for a in attempts])
-                found["whole"].append([a.row() for a in whole])
-            return result, attempts
-
-        DecoderForCausalLM.generate = watched
-        run = a_run(
-            folder, max_steps=3, eval_every=2, task=replace(SUMS, test=2), compute={"shard": shard}
-        )
-        found["curve"] = curve(train(run, folder / f"solving-{shard}", evaluate=both))
-        DecoderForCausalLM.generate = generate
-    return seen
+    """The curve of a sharded model that solves problems, which takes all processes."""
+    task = replace(SUMS, test=2)
+    run = a_run(folder, max_steps=3, eval_every=2, task=task, compute={"shard": True})
+    return curve(train(run, folder / "solving", evaluate=evaluate))
 
 
 def layouts(folder):

@@ -25,7 +25,7 @@ from layermem_bench.run.earlier_stages import (
 from layermem_bench.run.learning import build_problem_datasets
 from layermem_bench.run.training import train
 from layermem_bench.tasks import prosqa
-from layermem_bench.text.document_hashes import SIZE, Sketch
+from layermem_bench.text.blocks import SIZE, Sketch
 from layermem_bench.text.preparing import prepare
 from layermem_bench.text.tokenizers import load_tokenizer
 

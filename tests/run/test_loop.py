@@ -10,7 +10,7 @@ import yaml
 from small_run import Interrupted, a_run, curve, interrupt, stop_at, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from layermem_bench.config.micro_batches import choose_loss_chunk
+from layermem_bench.config.computing import choose_loss_chunk
 from layermem_bench.config.run import Task
 from layermem_bench.run import loop as looping
 from layermem_bench.run.folder import RunFolder

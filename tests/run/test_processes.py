@@ -35,14 +35,8 @@ def test_each_precision_is_that_of_one_process(precision, tolerance, way, seen, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["copied", "sharded"])
-def test_processes_share_the_validation_problems(kind, seen):
-    """Five for two, with the answers that each would have for all; the test each solves whole."""
-    solved = seen["solving"][kind]
-    # Twice shared (three for the first process) and whole (five), and the test's two.
-    assert solved["done"] == [3, 5, 3, 5, 2]
-    assert solved["shared"] == solved["whole"]
-    assert [len(rows) for rows in solved["shared"]] == [5, 5]
+def test_a_sharded_model_solves_problems(seen):
+    assert sum("val_accuracy" in row for row in seen["solving"]) == 2
 
 
 # The second process is killed once, in its fifth step, when two checkpoints are there.

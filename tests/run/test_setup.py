@@ -8,7 +8,7 @@ import yaml
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from layermem_bench.config.precision import uses_bfloat16
+from layermem_bench.config.computing import uses_bfloat16
 from layermem_bench.run.setup import weights_digest
 from layermem_bench.run.training import train
 from layermem_bench.text.tokenizers import load_tokenizer

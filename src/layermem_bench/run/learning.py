@@ -18,8 +18,7 @@ from layermem_bench.run.folder import Solved
 from layermem_bench.run.setup import build_model, load_run_tokenizer
 from layermem_bench.tasks import registry
 from layermem_bench.tasks.problems import Problem
-from layermem_bench.text.blocks import Blocks
-from layermem_bench.text.document_hashes import Sketch
+from layermem_bench.text.blocks import Blocks, Sketch
 from layermem_bench.text.preparing import prepare
 
 IGNORED = -100

@@ -22,9 +22,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from layermem.models.memories import recompute_layers
-from layermem_bench.config.compiling import room_to_compile
-from layermem_bench.config.micro_batches import choose_loss_chunk, sequences_at_once
-from layermem_bench.config.precision import uses_bfloat16
+from layermem_bench.config.computing import (
+    choose_loss_chunk,
+    room_to_compile,
+    sequences_at_once,
+    uses_bfloat16,
+)
 from layermem_bench.config.run import Run
 from layermem_bench.run import checkpoints, processes, progress
 from layermem_bench.run.folder import RunFolder

@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from layermem_bench.config.precision import uses_bfloat16
+from layermem_bench.config.computing import uses_bfloat16
 from layermem_bench.config.run import Run
 
 # How long a process waits for the others, which may be preparing text.

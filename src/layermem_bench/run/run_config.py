@@ -17,8 +17,8 @@ import yaml
 
 from layermem_base import __version__
 from layermem_base.files import write_atomically
+from layermem_bench.config.computing import processor_name
 from layermem_bench.config.hashing import PACKAGE_FOLDERS, plugin_digest, sources_digest
-from layermem_bench.config.processor import processor_name
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.run.folder import RunFolder, fields_digest, read_config, recorded_run
 

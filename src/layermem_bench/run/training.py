@@ -12,9 +12,8 @@ from accelerate import Accelerator
 from transformers import set_seed
 
 from layermem_base.files import write_atomically
+from layermem_bench.config.computing import sequences_at_once, uses_bfloat16
 from layermem_bench.config.hashing import digest
-from layermem_bench.config.micro_batches import sequences_at_once
-from layermem_bench.config.precision import uses_bfloat16
 from layermem_bench.config.run import Run
 from layermem_bench.run.checkpoints import whole_weights
 from layermem_bench.run.earlier_stages import check_earlier_stages, stage_of, write_lineage
