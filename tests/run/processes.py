@@ -65,9 +65,9 @@ def note_precisions(seen, module, *_):
 
 
 def solving(folder):
-    """The curve of a sharded model that solves problems, which takes all processes."""
+    """The rows of a sharded model that solves problems, which takes all processes."""
     run = a_run(folder, max_steps=3, eval_every=2, task=TASK, compute={"shard": True})
-    return curve(train(run, folder / "solving", evaluate=evaluate))
+    return train(run, folder / "solving", evaluate=evaluate).rows()
 
 
 def generating(folder):
