@@ -26,7 +26,7 @@ from transformers.utils import logging
 from layermem.models import memories
 from layermem.models.inputs import CACHE
 from layermem.ops.shared_buffer import Routes, using_naive
-from layermem_bench.config.compiling import room_to_compile
+from layermem_bench.config.computing import room_to_compile
 from layermem_bench.costs.measuring import read_clock, read_memory
 
 # The first is what others are compared with; the last ones are left out where time is short.

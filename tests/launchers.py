@@ -14,20 +14,28 @@ from layermem_bench.studies import executors
 from layermem_bench.studies.records import ERRORS
 
 
-class InThisProcess:
+class InThisProcess(executors.Executor):
     """Trains one run after the other, here; ``begun`` are the names of those started."""
 
     def __init__(self):
-        self.begun, self.codes, self.asked = [], {}, executors.Launching()
-
-    def room(self):
-        return int(not self.codes)
+        super().__init__(executors.Launching(), 1)
+        self.begun = []
 
     def start(self, commands):
-        for name, command in commands.items():
-            self.begun.append(name)
-            run = load_run(command.folder / "asked.yaml")
-            self.codes[name] = self.train(run, RunFolder(command.folder))
+        self.begun += commands
+        super().start(commands)
+
+    def _submit(self, commands):
+        return [
+            self.train(load_run(each.folder / "asked.yaml"), RunFolder(each.folder))
+            for each in commands
+        ]
+
+    def _poll(self, job):
+        return job
+
+    def _cancel(self, job):
+        pass
 
     def train(self, run, folder):
         """Train a run as its own process would; return the exit code."""
@@ -39,42 +47,28 @@ class InThisProcess:
             return 1
         return 0
 
-    def ended(self):
-        codes, self.codes = self.codes, {}
-        return codes
-
-    def stop(self):
-        pass
-
 
 class MadeUp(InThisProcess):
     """Records runs instead of training them.
 
     ``does``: from a run to "ends", "diverges", or what it says as it fails. ``loss``: from a run to
-    its last validation loss; ``right``: to what it solves of ``count`` problems. ``runs`` are those
+    its last validation loss; ``right``: to the share that it solves. ``runs`` are those
     launched.
     """
 
     def __init__(self, loss=lambda run: 0.5, does=lambda run: "ends", right=lambda run: None):
         super().__init__()
         self.loss, self.does, self.right, self.runs = loss, does, right, []
-        self.count = 20
 
     def train(self, run, folder):
         self.runs.append(run)
         did = self.does(run)
         folder.metrics.unlink(missing_ok=True)
         if did == "ends":
-            right = self.right(run)
-            record(
-                folder.path, run=run, final=self.loss(run), right=right, rows=1, count=self.count
-            )
+            record(folder.path, run=run, final=self.loss(run), right=self.right(run), rows=1)
             return 0
         if did == "diverges":
             record(folder.path, run=run, rows=1, diverged=5)
-        elif did == "mixed":
-            for _ in range(2):
-                record(folder.path, run=run, ended=False)
         else:
             with (folder.path / ERRORS).open("a") as log:
                 log.write(f"{did}\n")

@@ -8,12 +8,10 @@ import yaml
 from layermem_bench.analysis.result import (
     Analysis,
     AnalysisOptions,
-    AnalyzedModel,
     ByLayer,
     Layout,
     ModelAnalysis,
     ProbeAccuracy,
-    Reading,
     Routing,
 )
 from layermem_bench.config.run import Model, Run, Task, to_dict
@@ -27,7 +25,7 @@ SIZES = Model(
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, count=20, **changes):
+def record(path, *, final=0.5, right=None, ended=True, rows=4, count=20, **changes):
     """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves of
     ``count`` problems.
 
@@ -47,7 +45,7 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, cou
     ended = ended and diverged is None
     for i in range(1, rows + 1):
         at = {"step": run.max_steps * i // rows if ended else 10 * i, "tokens": 1000 * i}
-        speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i} if counted else {}
+        speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i}
         folder.append_row({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
         folder.append_row({**at, "val_loss": final + rows - i, **solved})
@@ -85,14 +83,12 @@ def an_analysis(words, lime=None, plain=None):
     routing = Routing(
         heatmap=((1.0, 0.0), (0.5, 0.5)),
         heads=(((1.0, 0.0),), ((0.5, 0.5),)),
-        readings=(Reading(layer=1, off_layer_share=0.5, effective=2.0, sources=(0,)),),
-        circuits=(),
     )
 
     def model(name, run_id, routing=None):
         by_representation = {"hidden": hidden, "routed": routed}
         return ModelAnalysis(
-            about=AnalyzedModel(class_name=name, layers=2, width=16, parameters=9, run_id=run_id),
+            **{"class_name": name, "layers": 2, "width": 16, "parameters": 9, "run_id": run_id},
             entropy={
                 kind: ByLayer(mean=accuracy.mean, deviation=accuracy.deviation)
                 for kind, accuracy in by_representation.items()
@@ -107,7 +103,6 @@ def an_analysis(words, lime=None, plain=None):
 
     return Analysis(
         command="layermem analyze",
-        folder="analysis",
         options=AnalysisOptions(words=tuple(words), each=10, length=8),
         sequences=4,
         models={"lime": model("Lime", lime, routing), "plain": model("Plain", plain)},

@@ -9,7 +9,7 @@ import torch
 from tiny import TINY
 
 from layermem import list_variants
-from layermem_bench.config import processor
+from layermem_bench.config import computing
 from layermem_bench.costs import measuring
 from layermem_bench.costs.measuring import (
     Shape,
@@ -99,13 +99,13 @@ def test_each_of_many_variants_is_compiled(monkeypatch):
 
 
 def test_measurements_name_the_processor_and_its_instructions(monkeypatch, tmp_path):
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(computing, "_CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus  5 @ 1 Hz\n")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "BEADS")
     here = measuring.describe_machine("cpu")
     assert here == f"Abacus 5 @ 1 Hz (BEADS), 1 thread; torch {torch.__version__}"
     (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
-    assert processor.processor_name() in (platform.processor(), platform.machine())
+    assert computing.processor_name() in (platform.processor(), platform.machine())
 
 
 def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypatch):

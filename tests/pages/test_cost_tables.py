@@ -9,7 +9,7 @@ from layermem_bench.pages.numbers import in_bytes, with_unit
 
 
 def test_the_table_counts_more_than_the_first():
-    rows = cost_tables.counted_table([point(4)]).texts()
+    rows = cost_tables.counted_table([point(4)]).rows
     assert rows[0] == ["p: 4 x 8, 2 heads, T 4", "plain", "1k", "", "100", "", "100", ""]
     assert rows[1][:5] == ["", "a", "1k", "+0.00%", "104"] and rows[2][5] == "+8.00%"
 
@@ -21,7 +21,7 @@ def test_measured_time_and_memory_stand_beside_what_the_first_takes():
     by_arm = {"plain": step(0.1, 2 * 10**9), "a": step(0.15, 2_500_000_000), "b": step(0.2, None)}
     points = (point(4, kv_heads=1, measured={"eager": by_arm}),)
     measured = Costs(command="", points=points, precision="float32", machine="x")
-    where, *rows = cost_tables.measured_table(measured).texts()
+    where, *rows = cost_tables.measured_table(measured).rows
     assert where[0] == "p: 4 x 8, 2 heads (1 kv), T 4, eager"
     assert [row[1:] for row in (where, *rows)] == [
         ["plain", "100 ms (90 to 100)", "", "2GB", ""],

@@ -1,6 +1,5 @@
 """`layermem study retrofit`: ways of going on training one model."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,15 +7,14 @@ from host_models import make_host
 from launchers import InThisProcess, MadeUp, use
 
 from layermem_bench import cli
-from layermem_bench.config.host import VARIANT
 from layermem_bench.config.result_files import read_result
-from layermem_bench.config.run import Host, Model, Run
+from layermem_bench.config.run import HOST, Host, Model, Run
 from layermem_bench.costs.measuring import time_interleaved
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.run_config import recorded_run
 from layermem_bench.studies import steps
+from layermem_bench.studies.boards import WAYS, study_of_retrofit
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.hosts import WAYS, study_of_retrofit
 from layermem_bench.studies.planning import trials
 from layermem_bench.studies.result import StudyResult
 from layermem_bench.text.tokenizers import load_tokenizer
@@ -27,45 +25,34 @@ SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "apart": 1.0, "all": 2.0}
 NAME = "retrofit-llama"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("retrofits")
-    tokens = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
-    make_host("llama", **tokens).save_pretrained(path / "llama")
-    load_tokenizer("bytes").save_pretrained(path / "llama")
-    texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    (path / "words.jsonl").write_text(lines)
-    return path
-
-
 @pytest.fixture
-def here(monkeypatch):
-    """Train in this process, and time steps with made-up seconds; return the launcher."""
+def asked(tmp_path):
+    """Return a command of runs of four steps on a host and a text of their own."""
+    tokens = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
+    make_host("llama", **tokens).save_pretrained(tmp_path / "llama")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "llama")
+    texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
+    (tmp_path / "words.txt").write_text("\n\n".join(texts))
+    return (
+        f"study retrofit {tmp_path}/llama --data.source {tmp_path}/words.txt --max-steps 4 "
+        "--data.validation-share 0.2 --data.block-size 24 --optim.batch-size 8 "
+        f"--compute.micro-batch 4 --compute.precision float32 --data.cache {tmp_path}/cache "
+        f"--rates 1e-3 1e-2 --router-rates 1e-2 --seeds 1 --out {tmp_path}/out"
+    ).split()
 
-    def made_up(of_arms, repeats, device, warm_up):
-        # The steps themselves can be taken.
-        real = time_interleaved(of_arms, 1, device)
-        assert all(values[0] > 0 for values in real.values())
-        return {way: [SECONDS[way]] * repeats for way in of_arms}
 
-    monkeypatch.setattr(steps, "time_interleaved", made_up)
-    return use(InThisProcess(), monkeypatch)
-
-
-def arguments(folder, out, *more):
-    text = ["--data.source", str(folder / "words.jsonl"), "--data.validation-share", "0.2"]
-    sizes = ["--data.block-size", "24", "--optim.batch-size", "8", "--compute.micro-batch", "4"]
-    rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "1"]
-    rest = ["--compute.precision", "float32", "--data.cache", str(folder / "cache")]
-    rest += ["--max-steps", "4", "--out", str(out)]
-    return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
+def made_up_seconds(of_arms, repeats, device, warm_up):
+    """Return made-up seconds of steps that can be taken."""
+    real = time_interleaved(of_arms, 1, device)
+    assert all(values[0] > 0 for values in real.values())
+    return {way: [SECONDS[way]] * repeats for way in of_arms}
 
 
 @pytest.mark.slow
-def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, monkeypatch):
-    out = tmp_path / "out"
-    cli.main(arguments(folder, out))
+def test_all_ways_meet_at_equal_tokens_and_equal_time(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "time_interleaved", made_up_seconds)
+    here, out = use(InThisProcess(), monkeypatch), tmp_path / "out"
+    cli.main(asked)
     result = read_result(StudyResult, out / "studies" / NAME)
     (board,) = result.boards
     # Two rates of three ways, routers alone have one; five ways; at equal time two of them are of
@@ -85,13 +72,13 @@ def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, mo
     assert all(run.validations[0].val_loss == board.before for run in result.of(NAME, "tokens"))
     # Nothing is trained again; more seeds train what is missing.
     made_up = use(MadeUp(), monkeypatch)
-    cli.main(arguments(folder, out, "--seeds", "2"))
+    cli.main([*asked, "--seeds", "2"])
     assert len(made_up.begun) == 5 + 2 and {run.seed for run in made_up.runs} == {1}
 
 
 def study(**changes):
     host = Host(model="some/model", memory="full", train="all")
-    base = Run(preset="finetune", variant=VARIANT, model=Model(), host=host)
+    base = Run(preset="finetune", variant=HOST, model=Model(), host=host)
     base = replace(base, **changes.pop("base", {}))
     return study_of_retrofit(
         **{"base": base, "rates": (1e-4,), "router_rates": (1e-3,), "seeds": (0,), **changes}
@@ -117,9 +104,8 @@ def test_what_each_way_trains():
 def test_routers_have_rates_of_their_own():
     (board,) = study(rates=(1e-5, 1e-4), router_rates=(1e-3, 5e-3)).boards
     tried: dict = {}
-    for planned in trials(board).values():
-        optim = planned.run.optim
-        tried.setdefault(planned.arm, []).append((optim.lr, optim.router_lr))
+    for run in trials(board).values():
+        tried.setdefault(run.labels.arm, []).append((run.optim.lr, run.optim.router_lr))
     lr = board.base.optim.lr
     assert tried == {
         "plain": [(1e-5, None), (1e-4, None)],
@@ -131,20 +117,9 @@ def test_routers_have_rates_of_their_own():
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"rates": ()}, "--rates"),
-        ({"router_rates": (0.0,)}, "0.0"),
-        ({"ways": ("lora", "all")}, "--ways.*lora.*all"),
-        ({"base": {"host": Host(model="some/model", memory="none", train="all")}}, "none"),
-    ],
-)
-def test_what_is_asked_wrongly(changes, named, tmp_path):
-    with pytest.raises(ValueError, match=named):
-        study(**changes)
-
-
-def test_a_model_has_the_sizes_of_its_weights(tmp_path):
+def test_what_is_asked_wrongly(tmp_path):
+    with pytest.raises(ValueError, match="--ways.*lora.*all"):
+        study(ways=("lora", "all"))
+    # A model has the sizes of its weights.
     with pytest.raises(ValueError, match="--conditions parameters"):
         carry_out(study(conditions=("parameters",)), tmp_path)

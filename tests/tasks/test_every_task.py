@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from layermem_bench.config.run import Task
-from layermem_bench.run.sequences import build_problem_datasets
+from layermem_bench.run.learning import build_problem_datasets
 from layermem_bench.tasks import prosqa
 from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import (

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,8 @@ if TYPE_CHECKING:
     from layermem_bench.studies.result import StudyResult
 
 logger = logging.getLogger(__name__)
-# Characters that a column of longer texts keeps in a terminal.
-_LEAST = 12
-_NUMBER = re.compile(
-    r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?"
-    r"( ± \d[\d.,]*%?| \([+-]?\d[\d.,]*%? to [+-]?\d[\d.,]*%?\))?"
-)
+# Numbers, with units, signs and intervals.
+_NUMBERS = re.compile(r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?( [±(].*\d.*)?")
 
 
 def screen() -> "Console":
@@ -41,21 +36,13 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
     that is known. Transformers shows no bars of its own meanwhile.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
-    from layermem_bench.run.progress import logs_above
-
     transformers_logging.disable_progress_bar()
-    before, columns = sys.stderr, (TextColumn("{task.description}"), BarColumn())
-    on_stderr = Console(stderr=True)
-    shown = Progress(*columns, TimeElapsedColumn(), console=on_stderr, transient=True)
-    # What is logged meanwhile is above the bar.
-    with shown, logs_above(before):
-        bar = shown.add_task(first, total=None)
+    with Console(stderr=True).status(first) as status:
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:
-            shown.update(bar, description=what, completed=done, total=total)
+            status.update(what if done is None else f"{what}: {done} of {total or '?'}")
 
         yield tell
 
@@ -67,18 +54,10 @@ def show(table: "Table") -> None:
     from rich.table import Table as RichTable
 
     console, printed = screen(), RichTable(box=None)
-    columns = list(zip(table.header, *table.texts(), strict=True))
-    longest = [max(map(len, cells), default=0) for _, *cells in columns]
-    # Short columns stay whole as long as the longer ones have room.
-    rooms = {n: sum(2 + (each if each <= n else _LEAST) for each in longest) for n in longest}
-    for (header, *cells), length in zip(columns, longest, strict=True):
-        printed.add_column(
-            escape(header),
-            overflow="fold",
-            no_wrap=rooms[length] <= console.width,
-            justify="right" if _are_numbers(cells) else "left",
-        )
-    for row in table.texts():
+    for header, *cells in zip(table.header, *table.rows, strict=True):
+        numbers = any(cells) and all(_NUMBERS.fullmatch(cell) for cell in cells if cell)
+        printed.add_column(escape(header), overflow="fold", justify="right" if numbers else "left")
+    for row in table.rows:
         printed.add_row(*map(escape, row))
     if not console.is_terminal:
         as_wide = console.options.update(width=10_000)
@@ -86,11 +65,6 @@ def show(table: "Table") -> None:
     console.print(printed)
     if table.caption:
         console.print(table.caption, markup=False, highlight=False)
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    """Return whether all cells that are not empty are numbers, with units and intervals."""
-    return any(cells) and all(_NUMBER.fullmatch(cell) for cell in cells if cell)
 
 
 def write(page: "Page", folder: Path) -> None:
@@ -126,23 +100,25 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
     from layermem_bench.pages.page import Table
 
     rows = [
-        [
-            each.board,
-            f"{each.trials} + {each.counting}",
-            f"{each.recorded}" + (f", {each.failed} failed" if each.failed else ""),
-            "" if each.parameters is None else with_unit(each.parameters, 3),
-            with_unit(each.tokens, 3),
-            "" if each.flops is None else f"{each.flops:.2e}",
-            "unknown" if each.hours is None else format_duration(3600 * each.hours),
-        ]
+        {
+            "board": each.board,
+            "runs": f"{each.trials} + {each.counting}",
+            "recorded": f"{each.recorded}",
+            "tokens": with_unit(each.tokens, 3),
+            "FLOPs": f"{each.flops:.2e}" if each.flops else "",
+            "still to come": (
+                "unknown" if each.hours is None else format_duration(3600 * each.hours)
+            ),
+        }
         for each in boards
     ]
-    header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
+    runs = sum(each.trials + each.counting for each in boards)
     caption = (
-        "Runs that choose rates + those that count. Time is known where runs of the same shape are "
-        "recorded in --out or runs/: tokens by their tokens a second, without validation."
+        f"{runs} runs: those that choose rates + those that count. Time is known where runs of the "
+        "same shape are recorded in --out or runs/: tokens by their tokens a second, without "
+        "validation."
     )
-    show(Table(header=header, rows=rows, caption=caption if boards else "It trains nothing."))
+    show(Table.of(rows, caption if boards else "It trains nothing."))
 
 
 def format_plainly(value: Any) -> str:

@@ -6,21 +6,24 @@ Options that all studies have (``Carrying``), those of variants (``Arms``), and 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from layermem_base.number_ranges import above, at_least, between, number
-from layermem_bench.cli.options import read_options
-from layermem_bench.cli.screen import screen, show_estimates, show_result
-from layermem_bench.cli.starting_run import StartingRun, resolve_run, with_base_run
+from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
+from layermem_bench.cli.screen import show_estimates, show_result
+from layermem_bench.config.run import Run
 from layermem_bench.studies.executors import Launching
-from layermem_bench.studies.hosts import WAYS, Way, study_of_retrofit
-from layermem_bench.studies.recipe import ARMS, boards_of_recipe
 from layermem_bench.studies.result import Scale
 
 if TYPE_CHECKING:
-    from layermem_bench.studies.definition import Board, Study
+    from layermem_bench.studies.definition import Study
+
+_RECIPE = (
+    "plain,lime,recipe:router_grain=pair,recipe,value_residual,mudd,hyper_connections,"
+    "attention_residuals,denseformer,recipe+mudd,value_residual+mudd,recipe+hyper_connections"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,9 @@ class Carrying(Launching):
     Most have further options, --variants and --rates above all: layermem study WHAT --help.
     """
 
+    usual: ClassVar[tuple[str, ...]] = ("tokens", "time", "parameters")
+    """What is equal where --conditions are not given."""
+
     seeds: int | None = number(None, between(1, 1000))
     """Seeds of every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: tuple[Literal["tokens", "time", "parameters"], ...] = ()
@@ -50,10 +56,6 @@ class Carrying(Launching):
     out: Path = Path("runs")
     """Folder of the runs, OUT/BOARD/RUN, of which recorded ones are not run again, and of the
     result, OUT/studies/STUDY."""
-
-    def range_of_seeds(self, first: int = 0) -> range:
-        """Return the seeds."""
-        return range(first, first + (self.seeds or 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +74,6 @@ class Arms(Carrying):
     another (1e-3 to 3e-2) for the parameters that it adds. None: the --rates,
     with the variants' own rates."""
 
-    def study_of(
-        self,
-        boards: "Sequence[Board]",
-        conditions: Sequence[str],
-        *,
-        first: int = 0,
-        rates: tuple[float, ...] = (),
-    ) -> "Study":
-        """Return the study of some boards, at these conditions and rates where none were given."""
-        from layermem_bench.studies.boards import study_of_variants
-
-        boards = [replace(board, rates=self.rates or rates, trials=self.trials) for board in boards]
-        return study_of_variants(boards, self.range_of_seeds(first), self.conditions or conditions)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfPreset(StartingRun, Arms):
@@ -93,14 +81,8 @@ class OfPreset(StartingRun, Arms):
     a field of the runs' config, as in `layermem train`."""
 
     keeps_variant = False
+    usual = ("tokens",)
     variant: tyro.conf.Suppress[str] = "lime"
-
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.boards import board_of
-
-        run = resolve_run(self)
-        return self.study_of([board_of(run, self.variants)], ("tokens",), first=run.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +92,8 @@ class OfBoards(Arms):
     boards: tyro.conf.Positional[str]
     """Presets, separated by commas; PRESET@LAYERSxWIDTH is one in another shape: shapes of one
     (tiny-lm@16x64,tiny-lm@64x32) have equally many parameters, and are ranked together too."""
-
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.boards import open_boards
-        from layermem_bench.studies.definition import ALL_CONDITIONS
-
-        names = [name.strip() for name in self.boards.split(",") if name.strip()]
-        boards = open_boards(names, self.variants)
-        return self.study_of(boards, ALL_CONDITIONS, rates=(1e-3, 3e-3, 1e-2, 3e-2))
+    rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
+    """Learning rates that every arm tries on a seed kept for that; each takes its best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +101,9 @@ class OfRecipe(Arms):
     """Which layer memory? Its settings, its rivals and pairs of both, on source code, on a text of
     yours and on arithmetic, in two widths and at two lengths, each arm with as many trials."""
 
+    variants: str = _RECIPE
+    rates: tuple[float, ...] = number((2e-3, 2e-2), above(0))
+    trials: int | None = number(4, at_least(2))
     text: str | None = None
     """A text of yours, as in --data.source of `layermem train`; None: source code alone."""
     held_out: str | None = None
@@ -136,18 +114,6 @@ class OfRecipe(Arms):
     """Training steps of text."""
     arithmetic: bool = True
     """Whether there is a board of arithmetic."""
-
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.definition import ALL_CONDITIONS
-
-        texts: list[tuple[str, str, str | None]] = [("code", "stdlib", None)]
-        texts += [("text", self.text, self.held_out)] if self.text is not None else []
-        boards = boards_of_recipe(
-            self.variants, texts, self.widths, self.lengths, arithmetic=self.arithmetic
-        )
-        asked = self.study_of(boards, ALL_CONDITIONS)
-        return replace(asked, name="recipe", title="Which layer memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,19 +129,6 @@ class OfPaper(Carrying):
     without: tuple[str, ...] = ()
     """Evaluation tasks that are left out, of the averages too (MultiRC, WiC)."""
 
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.paper import get_artefact
-        from layermem_bench.paper.evaluated import check_artefact, leave_out
-
-        if self.conditions:
-            raise ValueError("--conditions: an artefact of the paper has its own; leave them out")
-        name = self.name.removeprefix("paper/")
-        artefact = leave_out(get_artefact(name), self.without)
-        study = artefact.study(name, self.scale, self.seeds, self.records)
-        check_artefact(name, artefact, self.scale, self.records, dry_run=self.dry_run)
-        return study
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfRetrofit(StartingRun, Carrying):
@@ -187,20 +140,14 @@ class OfRetrofit(StartingRun, Carrying):
     in `layermem train --host.model MODEL`.
     """
 
+    usual = ("tokens", "time")
     preset: tyro.conf.Suppress[str] = ""
-    ways: tuple[Way, ...] = tuple(WAYS)
+    ways: tuple[str, ...] = ("plain", "lora", "routers", "apart", "all")
     """What is compared: plain, continued training without memory, and one more at least."""
     rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
     """Learning rates that every way tries, but routers alone."""
     router_rates: tuple[float, ...] = number((1e-3, 5e-3, 2e-2), above(0))
     """Learning rates that routers alone try."""
-
-    def study(self) -> "Study":
-        """Return the study."""
-        run = resolve_run(self)
-        base = replace(run, log_every=max(1, run.max_steps // 50))
-        seeds, conditions = self.range_of_seeds(run.seed), self.conditions or ("tokens", "time")
-        return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions, self.ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,15 +156,6 @@ class OfPlugin(Carrying):
 
     name: tyro.conf.Positional[str]
     """Its name: `layermem list studies` shows them."""
-
-    def study(self) -> "Study":
-        """Return the study, with the seeds and conditions that were asked for."""
-        from layermem_bench.studies.definition import get_study
-
-        study = get_study(self.name)
-        if self.seeds is not None:
-            study = replace(study, seeds=tuple(self.range_of_seeds(study.seeds[0])))
-        return replace(study, conditions=self.conditions) if self.conditions else study
 
 
 def parse(args: Sequence[str]) -> Any:
@@ -230,8 +168,7 @@ def parse(args: Sequence[str]) -> Any:
         base = with_base_run(OfRetrofit, "study retrofit", args)
         return read_options(OfRetrofit, "study retrofit", args, base)
     if name == "recipe":
-        usual = OfRecipe(variants=",".join(ARMS), rates=(2e-3, 2e-2), trials=4)
-        return read_options(OfRecipe, "study recipe", args[1:], usual)
+        return read_options(OfRecipe, "study recipe", args[1:])
     if name.startswith("paper/"):
         return read_options(OfPaper, "study", args)
     if "," in name or "@" in name:
@@ -243,12 +180,57 @@ def parse(args: Sequence[str]) -> Any:
     return read_options(OfPreset, "study", args, with_base_run(OfPreset, "study", args))
 
 
+def study_of(options: Any) -> "Study":
+    """Return the study that was asked for."""
+    from layermem_bench.studies import boards, definition
+
+    if isinstance(options, OfPaper):
+        return _artefact(options)
+    if isinstance(options, OfPlugin):
+        asked = definition.get_study(options.name)
+        first, count = asked.seeds[0], options.seeds
+        seeds = asked.seeds if count is None else tuple(range(first, first + count))
+        return replace(asked, seeds=seeds, conditions=options.conditions or asked.conditions)
+    run = resolve_run(options) if isinstance(options, StartingRun) else Run()
+    seeds = tuple(range(run.seed, run.seed + (options.seeds or 5)))
+    conditions = options.conditions or options.usual
+    if isinstance(options, OfRetrofit):
+        run = replace(run, log_every=max(1, run.max_steps // 50))
+        rates = options.rates, options.router_rates
+        return boards.study_of_retrofit(run, *rates, seeds, conditions, options.ways)
+    if isinstance(options, OfPreset):
+        of = [boards.board_of(run, options.variants)]
+    elif isinstance(options, OfRecipe):
+        shapes = options.widths, options.lengths
+        of = boards.boards_of_recipe(options.variants, options.text, options.held_out, *shapes)
+        of = of if options.arithmetic else of[:-1]
+    else:
+        of = boards.open_boards(options.boards.split(","), options.variants)
+    of = [replace(each, rates=options.rates, trials=options.trials) for each in of]
+    asked = boards.study_of_variants(of, seeds, conditions)
+    is_recipe = isinstance(options, OfRecipe)
+    return replace(asked, name="recipe", title="Which layer memory") if is_recipe else asked
+
+
+def _artefact(options: OfPaper) -> "Study":
+    from layermem_bench.paper import check_artefact, get_artefact
+
+    if options.conditions:
+        raise ValueError("--conditions: an artefact of the paper has its own; leave them out")
+    name = options.name.removeprefix("paper/")
+    asked = get_artefact(name, options.scale, options.seeds, options.records, options.without)
+    check_artefact(asked, options.records, dry_run=options.dry_run)
+    return asked
+
+
 def study(options: Any, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them; or say
     what that would take."""
-    asked = options.study()
+    asked = study_of(options)
     if options.dry_run:
-        _estimate(asked, options)
+        from layermem_bench.studies.estimates import estimate
+
+        show_estimates(estimate(asked, options.out))
         return
     from layermem_bench.studies.carrying_out import carry_out, result_folder
     from layermem_bench.studies.executors import executor_of
@@ -259,20 +241,3 @@ def study(options: Any, command: str) -> None:
         raise RuntimeError(failure)
     if result.missing:
         raise RuntimeError(f"{asked.name} is not whole: {result.missing}")
-
-
-def _estimate(asked: "Study", options: Carrying) -> None:
-    from layermem_bench.pages.numbers import format_duration
-    from layermem_bench.studies.estimates import estimate
-
-    boards = estimate(asked, options.out)
-    show_estimates(boards)
-    runs = sum(each.trials + each.counting for each in boards)
-    left = runs - sum(each.recorded for each in boards)
-    hours = [each.hours for each in boards if each.hours is not None]
-    about = f", about {format_duration(3600 * sum(hours))}" if len(hours) == len(boards) else ""
-    to_come = f"{left} to come{about}"
-    screen().print(f"{runs} runs, {to_come if left else 'nothing is left to train'}")
-    if asked.tasks:
-        tasks = f"{len(asked.tasks)} evaluation tasks ({', '.join(asked.tasks)})"
-        screen().print(f"Then each model is asked {tasks}, for which no time is estimated.")

@@ -4,6 +4,7 @@ By its hash a text is in the same split in every data set, and in one split only
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 from layermem_base.plugins import plugin_files
@@ -19,6 +20,11 @@ _DIGITS = 12
 def hash_to_unit_interval(text: str) -> float:
     """Return a number in [0, 1), spread evenly over texts: the first 64 bits of their SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+
+
+def digest(value: object) -> str:
+    """Return twelve hexadecimal digits that identify data, as JSON would hold them."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def file_digest(path: Path) -> str:
@@ -38,15 +44,11 @@ def plugin_digest() -> str:
 
 
 def sources_digest() -> str:
-    """Return a digest of our packages' code, as it is now, and of the names of its files;
-    "unknown": there is none, as in a zip, or a file cannot be read."""
-    total, names = hashlib.sha256(), []
-    try:
-        for folder in PACKAGE_FOLDERS:
-            # Editors lock a file by a link whose name begins with a dot.
-            for file in sorted(f for f in folder.rglob("[!.]*.py") if f.is_file()):
-                names.append(f"{folder.name}/{file.relative_to(folder).as_posix()}")
-                total.update(f"{names[-1]}\0".encode() + file.read_bytes() + b"\0")
-    except OSError:
-        return "unknown"
-    return total.hexdigest()[:_DIGITS] if names else "unknown"
+    """Return a digest of our packages' code, as it is now, and of the names of its files."""
+    total = hashlib.sha256()
+    for folder in PACKAGE_FOLDERS:
+        # Editors lock a file by a link whose name begins with a dot.
+        for file in sorted(f for f in folder.rglob("[!.]*.py") if f.is_file()):
+            name = f"{folder.name}/{file.relative_to(folder).as_posix()}"
+            total.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
+    return total.hexdigest()[:_DIGITS]

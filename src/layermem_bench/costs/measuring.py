@@ -23,9 +23,7 @@ import torch
 
 from layermem.models.memories import recompute_layers
 from layermem.models.registry import build
-from layermem_bench.config.compiling import room_to_compile
-from layermem_bench.config.precision import uses_bfloat16
-from layermem_bench.config.processor import processor_name
+from layermem_bench.config.computing import processor_name, room_to_compile, uses_bfloat16
 from layermem_bench.costs.result import Measurement, Mode, Precision
 
 # mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from layermem_bench.analysis.ablation import weight_groups, without
+from layermem_bench.analysis.routing import weight_groups, without
+from layermem_bench.config.run import Data
 from layermem_bench.evals.perplexity import Perplexity, choose_windows, perplexity
 from layermem_bench.evals.result import (
     Difference,
@@ -21,7 +22,7 @@ from layermem_bench.evals.result import (
 )
 from layermem_bench.run.trained_models import Checkpoint, load_model
 from layermem_bench.statistics import p_value, ratio_interval
-from layermem_bench.text.document_hashes import hash_text
+from layermem_bench.text.blocks import hash_text
 from layermem_bench.text.sources import open_source
 
 LOSS = "loss"
@@ -99,8 +100,7 @@ def _losses_of(
 
 
 def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
-    """Yield the documents that are not empty, as training reads them: long ones in parts; of each
-    text as many as the limit says. Copies would count as further documents, and are left out."""
+    """Yield different documents as training reads them, of each text as many as the limit says."""
     seen: set[int] = set()
 
     def distinct(documents: Iterable[str]) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]
                 yield document
 
     for text in texts:
-        source = open_source(text, text_field=options.field, streaming=True)
+        source = open_source(text, Data(text_field=options.field, streaming=True))
         yield from itertools.islice(distinct(source), options.limit)
 
 

@@ -18,9 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from layermem_bench.config import run as config
+from layermem_bench.config.named import merged
 from layermem_bench.evals.perplexity import pad_right, rows_at_once
 from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table, Tell
-from layermem_bench.run.solved import Shares, Solved
+from layermem_bench.run.folder import Shares, Solved
 from layermem_bench.run.trained_models import Checkpoint, load_model
 from layermem_bench.statistics import proportion
 from layermem_bench.tasks.problems import Grade, Problem, Queried
@@ -245,8 +246,11 @@ def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.
             f"{checkpoint.name} was trained by no run on {name}: a model solves problems of the "
             "task that its run trained it on"
         )
-    merged = config.merged(trained_on.options, options.task_options)
-    task = replace(trained_on, options=merged, test=options.limit or _COUNT)
+    task = replace(
+        trained_on,
+        options=merged(trained_on.options, options.task_options),
+        test=options.limit or _COUNT,
+    )
     if options.task_options:
         learnt, asked = {*_prompts(trained_on, "train")}, _prompts(task)
         if shared := sum(prompt in learnt for prompt in asked):

@@ -16,7 +16,7 @@ from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.counting import count_cached, count_read
 from layermem_bench.config.devices import Device
-from layermem_bench.config.named_options import parse_options
+from layermem_bench.config.named import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import COUNTINGS, cost
 from layermem_bench.costs.measuring import (
@@ -38,7 +38,6 @@ from layermem_bench.costs.result import CacheCost, CostPoint, Costs, Measurement
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.studies.boards import parse_arms
 from layermem_bench.studies.records import naming_damage
-from layermem_bench.studies.result import SettingCosts
 
 logger = logging.getLogger(__name__)
 Models = Mapping[str, ModelSpec]
@@ -148,7 +147,7 @@ def plan_arms(
     return plans
 
 
-def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
+def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> tuple[CostPoint, ...]:
     """Return closed-form costs of recorded arms at their sizes.
 
     There are none of models of transformers, nor where an arm's starting model or tokenizer is not
@@ -160,7 +159,7 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     for arm, (run, folder) in arms.items():
         values = model_fields(run, folder) if run.host.model is None else None
         if values is None:
-            return SettingCosts()
+            return ()
         size = tuple(values[name] for name in SIZES)
         by_size.setdefault(size, {})[arm] = run.variant, values
     points = []
@@ -169,8 +168,8 @@ def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
         try:
             points.append(count_point(run.preset, models, _tokens_of_a_sequence(run, folder)))
         except (ValueError, StrictDataclassError):
-            return SettingCosts()
-    return SettingCosts(points=tuple(points))
+            return ()
+    return tuple(points)
 
 
 def model_fields(run: Run, folder: RunFolder | None = None) -> dict[str, Any] | None:

@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from layermem.models.registry import lookup
-from layermem_bench.config.micro_batches import sequences_at_once
+from layermem_bench.config.computing import sequences_at_once
 from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import RunCost, run_cost
 from layermem_bench.costs.model_sizes import model_sizes, unknown_size
 from layermem_bench.run.folder import RunFolder, recorded_run
 from layermem_bench.studies import planning
-from layermem_bench.studies.boards import board_of_one
 from layermem_bench.studies.carrying_out import check_conditions
-from layermem_bench.studies.definition import Board, Study
-from layermem_bench.studies.records import RecordedRuns, check_usable, standing
-from layermem_bench.studies.result import MeasuredSteps, RunRecord
-from layermem_bench.studies.steps import STEPS, read_steps, tokens_of_a_sequence
+from layermem_bench.studies.definition import CHOOSING_SEED, Study
+from layermem_bench.studies.records import RecordedRuns, check_usable, read_record
+from layermem_bench.studies.result import RunRecord
+from layermem_bench.studies.steps import read_steps, step_facts, tokens_of_a_sequence
 from layermem_bench.text.sources import open_source
 
 logger = logging.getLogger(__name__)
 # Where runs lie in a folder of runs: each by itself, or in its board's folder.
 _PLACES = ("*/config.yaml", "*/*/config.yaml")
-Planned = dict[str, tuple[planning.PlannedRun, RunRecord | None]]
+Planned = dict[str, tuple[Run, RunRecord | None]]
 """Name to planned run, and where it stands; None: it is not known yet which run it is."""
 
 
@@ -70,46 +69,35 @@ def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
     choices: dict[str, planning.Choices] = {}
     for board in chain.from_iterable(planning.stages(study.boards)):
         trials = planning.trials(board)
-        tried = {name: (each, _state(name, each.run, recorded)) for name, each in trials.items()}
+        tried = {name: (each, _state(name, each, recorded)) for name, each in trials.items()}
         planned |= tried
         choices[board.name], lost = {}, frozenset[str]()
         if all(is_recorded(state) for _, state in tried.values()):
-            choices[board.name], lost = planning.choices_of(
-                board, planning.read_trials(board, recorded)
-            )
+            _, choices[board.name], lost = planning.choose(board, recorded)
         known = not trials or bool(choices[board.name])
         before = choices[board.starts_from.name] if board.starts_from else None
         runs = planning.counting_runs(
             board, study.seeds, choices[board.name], recorded.path_of, before
         )
-        measured = _measured(board, recorded.out)
+        measured = read_steps(board, recorded.out)
         timed = measured.ratios if measured else {board.arms[0].name}
-        runs = {name: each for name, each in runs.items() if each.arm not in lost}
+        runs = {name: each for name, each in runs.items() if each.labels.arm not in lost}
         for condition, (name, run) in product(study.conditions, runs.items()):
-            if condition == "time" and run.arm not in timed:
+            if condition == "time" and run.labels.arm not in timed:
                 planned[f"{name} ({condition})"] = run, None
                 continue
-            at_condition = planning.at_condition(condition, {name: run}, board, measured)
+            at_condition = planning.at_conditions([condition], {name: run}, board, measured)
             # A run that a condition does not change is one with that at equal tokens.
             for key, each in at_condition.items():
-                planned[key] = each, _state(key, each.run, recorded) if known else None
+                planned[key] = each, _state(key, each, recorded) if known else None
     return planned
-
-
-def _measured(board: Board, out: Path) -> MeasuredSteps | None:
-    """Return the recorded times of a board's steps."""
-    file = out / board.name / STEPS
-    if not file.exists():
-        return None
-    arms = {arm.name: arm.change(board.base) for arm in board.arms}
-    return read_steps(file, board.base, arms, out / board.name / "time")
 
 
 def _state(name: str, run: Run, recorded: RecordedRuns) -> RunRecord:
     """Return where a run stands."""
     folder = recorded.folder_of(name, run)
     check_usable(folder, run)
-    return standing(name, run, folder)
+    return read_record(name, run, folder)
 
 
 def estimate(study: Study, out: Path) -> list[Estimate]:
@@ -117,7 +105,9 @@ def estimate(study: Study, out: Path) -> list[Estimate]:
     check_conditions(study)
     planned = planned_states(study, RecordedRuns(out)).values()
     return [
-        _estimate(board, [each for each in planned if each[0].board == board.name], [out])
+        _estimate(
+            board.name, [each for each in planned if each[0].labels.board == board.name], [out]
+        )
         for board in chain.from_iterable(planning.stages(study.boards))
     ]
 
@@ -129,45 +119,41 @@ def estimate_run(run: Run, folders: Sequence[Path] = (Path("runs"),)) -> Estimat
     for source in (run.data.source, run.data.validation):
         if source and not run.task.name:
             open_source(source)
-    return _estimate(board_of_one(run), [(planning.PlannedRun(run=run), None)], folders)
+    return _estimate(run.preset, [(run, None)], folders)
 
 
 def _estimate(
-    board: Board,
-    members: Sequence[tuple[planning.PlannedRun, RunRecord | None]],
+    board: str,
+    members: Sequence[tuple[Run, RunRecord | None]],
     folders: Sequence[Path],
 ) -> Estimate:
-    runs = [planned.run for planned, _ in members]
-    missing = [planned.run for planned, state in members if not is_recorded(state)]
+    runs = [run for run, _ in members]
+    missing = [run for run, state in members if not is_recorded(state)]
     for name in filter(None, {unknown_size(run) for run in runs}):
         logger.warning("%s is not on this machine: its sizes are guessed, and so are costs", name)
     # What runs of one shape cost differs by their numbers of steps alone.
-    of_step = {_shape(run): _cost(replace(run, max_steps=1)) for run in runs}
-    speeds = _speeds({_shape(run) for run in missing}, {*folders, Path("runs")})
+    of_step = {step_facts(run): _cost(replace(run, max_steps=1)) for run in runs}
+    speeds = _speeds({step_facts(run) for run in missing}, {*folders, Path("runs")})
     hours = None
-    if all(_shape(run) in speeds for run in missing):
-        shapes = [(_shape(run), run.max_steps) for run in missing]
+    if all(step_facts(run) in speeds for run in missing):
+        shapes = [(step_facts(run), run.max_steps) for run in missing]
         seconds = [steps * of_step[shape].tokens / speeds[shape] for shape, steps in shapes]
         hours = sum(seconds) / 3600
-    of_ours = board.base.host.model is None
-    trials = sum(planned.trial is not None for planned, _ in members)
+    of_ours = all(run.host.model is None for run in runs)
+    trials = sum(run.seed == CHOOSING_SEED for run in runs)
     return Estimate(
-        board=board.name,
+        board=board,
         trials=trials,
         counting=len(members) - trials,
         recorded=len(members) - len(missing),
         failed=sum(state is not None and state.state == "failed" for _, state in members),
         parameters=max(each.parameters for each in of_step.values()) if of_ours else None,
-        tokens=sum(of_step[_shape(run)].tokens * run.max_steps for run in runs),
-        flops=sum(of_step[_shape(run)].flops * run.max_steps for run in runs) if of_ours else None,
+        tokens=sum(of_step[step_facts(run)].tokens * run.max_steps for run in runs),
+        flops=sum(of_step[step_facts(run)].flops * run.max_steps for run in runs)
+        if of_ours
+        else None,
         hours=hours,
     )
-
-
-def _shape(run: Run) -> tuple[Any, ...]:
-    """Return what decides how long a step of a run takes."""
-    length = (run.task.name, run.task.options) if run.task.name else run.data.block_size
-    return run.variant, run.model, run.host, run.compute, run.optim.batch_size, length
 
 
 def _cost(run: Run) -> RunCost:
@@ -187,7 +173,7 @@ def _speeds(shapes: set[Any], folders: Iterable[Path]) -> Mapping[Any, float]:
     for file in sorted(files, key=lambda file: file.stat().st_mtime) if shapes else ():
         folder = RunFolder(file.parent)
         try:
-            shape = _shape(recorded_run(folder))
+            shape = step_facts(recorded_run(folder))
             rows = folder.rows() if shape in shapes else []
         except (ValueError, TypeError, OSError):
             # A run of another version, or a damaged one, says nothing of speed.

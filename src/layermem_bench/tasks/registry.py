@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from layermem_base.plugins import load_plugins, unknown_name
-from layermem_bench.config.run import Task, checked
+from layermem_bench.config.run import Task
+from layermem_bench.config.typed_dicts import checked
 from layermem_bench.tasks import arithmetic, chains, mqar, prosqa
 from layermem_bench.tasks.problems import (
     SPLITS,
@@ -36,7 +37,7 @@ _MEASURED_PROBLEMS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefinition:
-    """What there is to know of a task; ``config.task.Task`` is a run's choice of one."""
+    """What there is to know of a task; ``config.parts.Task`` is a run's choice of one."""
 
     generate: Callable[..., Sequence[Problem]]
     """Returns problems of ``split``, ``count``, ``seed`` and the task's own options. No problem may
