@@ -69,8 +69,9 @@ def carry_out(
         train_missing(_unrecorded(attempts, recorded), out, launch)
         counting: planning.Plan = {}
         for board in stage:
-            done[board.name] = _plan(study, board, recorded, done, steps.get(board.name))
-            counting |= done[board.name].counting
+            of_board = _plan(study, board, recorded, done, steps.get(board.name))
+            done[board.name], lost = of_board, of_board.lost
+            counting |= {n: run for n, run in of_board.runs.items() if run.labels.arm not in lost}
         try:
             train_missing(_unrecorded(counting, recorded), out, launch)
         except RuntimeError as error:
