@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 from made_up import a_comparison, a_result
-from recorded import a_point, record
+from recorded import record
 
 from layermem_bench import cli
+from layermem_bench.costs.closed_forms import count_cost
 from layermem_bench.pages import study as report
 from layermem_bench.pages.page import write_page
 from layermem_bench.pages.study_tables import (
@@ -18,12 +19,8 @@ from layermem_bench.pages.study_tables import (
     runs_table,
     shapes_tables,
 )
-from layermem_bench.studies.result import (
-    MeasuredSteps,
-    SettingCosts,
-    TriedRates,
-    Validation,
-)
+from layermem_bench.presets import get_preset
+from layermem_bench.studies.result import MeasuredSteps, TriedRates, Validation
 
 # Differences .20, .21, .20 have t = 61 and p = .00027, doubled; 0, .01, 0 have t = 1.
 SHARES = {"plain": (0.50, 0.51, 0.49), "lime": (0.70, 0.72, 0.69), "mudd": (0.50, 0.52, 0.49)}
@@ -161,7 +158,8 @@ def test_a_board_has_its_curves_and_costs():
     curve = (Validation(step=1, val_loss=3.0, tokens=10.0, flops=7.0),)
     result = a_comparison({"plain": (2.0, None), "lime": (1.0, 1.0)})
     result = replace(result, runs=tuple(replace(r, validations=curve) for r in result.runs))
-    result = of_board(result, costs=SettingCosts(points=(a_point(1),)))
+    run = replace(get_preset("tiny-aet-4"), variant="lime")
+    result = of_board(result, costs=(count_cost("lime", run),))
     page = report.build(result)
     sections = {section.title: section for section in page.sections}
     captions = [figure.caption for figure in sections["How they learn: b"].figures]
@@ -169,7 +167,7 @@ def test_a_board_has_its_curves_and_costs():
         "validation loss by tokens",
         "validation loss by training FLOPs",
     ]
-    assert len(sections["What it costs: b"].tables) == 1
+    assert len(sections["What it costs: b"].tables) == 2
     assert page.lead.endswith("Runs: 3 ended, 1 diverged.")
 
 

@@ -19,7 +19,7 @@ from layermem_bench.studies.labelled_runs import (
     labels_of,
 )
 from layermem_bench.studies.long_table import COLUMNS, write_table
-from layermem_bench.studies.result import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS, SettingCosts
+from layermem_bench.studies.result import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 
 
 def compared(tmp_path, *runs, **more):
@@ -66,7 +66,7 @@ def test_runs_without_labels_are_named_by_their_variants(tmp_path):
     assert list(arms_of(compared(tmp_path, runs / "a-s0", runs / "plain-s0")))[1] == "plain"
     asked = compared(tmp_path, runs, against="recipe")
     assert list(arms_of(asked))[0] == "recipe"
-    assert list(asked.boards[0].costs.points[0].counted)[0] == "recipe"
+    assert asked.boards[0].costs[0].arm == "recipe"
     # A run named twice is one run.
     assert len(compared(tmp_path, runs, runs / "recipe").runs) == 5
     saved = json.loads((tmp_path / "out" / "study.json").read_text())["runs"]
@@ -158,16 +158,16 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     for path in (plain, lime):
         (path / "final" / "config.json").write_text(json.dumps(sizes))
     costs = compared(tmp_path, plain, lime).boards[0].costs
-    (point,) = costs.points
-    assert (point.layers, point.width) == (3, 32) and list(point.counted) == ["plain", "lime"]
+    assert [(cost.arm, cost.layers, cost.width) for cost in costs] == [
+        ("plain", 3, 32),
+        ("lime", 3, 32),
+    ]
     # A model that is not here, and an option that its variant has no more.
     for name, model in (
         ("away", replace(SIZES, pretrained="not/here")),
         ("former", replace(SIZES, options=("storage=half",))),
     ):
-        assert compared(tmp_path, record(tmp_path / name, model=model)).boards[0].costs == (
-            SettingCosts()
-        )
+        assert not compared(tmp_path, record(tmp_path / name, model=model)).boards[0].costs
 
 
 def test_runs_of_the_same_seeds_are_arms(tmp_path, caplog):

@@ -129,15 +129,14 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
         [
             each.board,
             f"{each.trials} + {each.counting}",
-            f"{each.recorded}" + (f", {each.failed} failed" if each.failed else ""),
-            "" if each.parameters is None else with_unit(each.parameters, 3),
+            f"{each.recorded}",
             with_unit(each.tokens, 3),
             "" if each.flops is None else f"{each.flops:.2e}",
             "unknown" if each.hours is None else format_duration(3600 * each.hours),
         ]
         for each in boards
     ]
-    header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
+    header = ["board", "runs", "recorded", "tokens", "FLOPs", "still to come"]
     caption = (
         "Runs that choose rates + those that count. Time is known where runs of the same shape are "
         "recorded in --out or runs/: tokens by their tokens a second, without validation."

@@ -36,10 +36,8 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
     if not result.claims and (ranks := study_tables.ranks_table(result)):
         sections.append(Section(title="Do the boards agree", tables=[ranks]))
     for board in result.boards:
-        if points := board.costs.points:
-            counted = [counted_table(points)]
-            # Records of earlier studies have no cache.
-            counted += [cache_table(points)] if any(point.cache for point in points) else []
+        if board.costs:
+            counted = [counted_table(board.costs), cache_table(board.costs)]
             sections.append(Section(title=f"What it costs: {board.name}", tables=counted))
     sections += further
     if result.runs:

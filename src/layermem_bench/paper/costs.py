@@ -3,26 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from layermem_bench.config.run import Run
-from layermem_bench.costs.measuring import ModelSpec, Shape, device_and_precision, measure
-from layermem_bench.costs.model_sizes import model_sizes
-from layermem_bench.costs.result import Measurement, Mode
+from layermem_bench.config.computing import Mode
+from layermem_bench.costs.closed_forms import count_cost
+from layermem_bench.costs.measuring import Measurement, Shape, device_and_precision, measure
+from layermem_bench.costs.model_sizes import model_fields, model_sizes
 from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime
 from layermem_bench.paper.evaluated import ARMS
 from layermem_bench.paper.trained import full_attention, grouped_queries
-from layermem_bench.studies.costs import count_point
 from layermem_bench.studies.definition import Board, Observed
 from layermem_bench.studies.result import ABOVE_PLAIN, Claim, PaperNumber, Scale
 
 # Each half of a table, and the board whose runs have its sizes.
 _HALVES: Mapping[str, Callable[[Scale], Board]]
 _HALVES = {"grouped queries": grouped_queries, "full attention": full_attention}
-
-
-def _models(run: Run) -> tuple[dict[str, ModelSpec], int]:
-    """Return the arms at a run's sizes, and the tokens of a sequence."""
-    fields, length = model_sizes(run)
-    return {arm: (arm, fields) for arm in ARMS}, round(length)
 
 
 def _numbers(
@@ -66,10 +59,12 @@ _COUNTS = ("parameters", "forward FLOPs", f"parameters{ABOVE_PLAIN}", f"forward 
 def _table8(trained: Observing) -> Iterator[Observed]:
     for half, board in _HALVES.items():
         run = board(trained.scale).base
-        counted = count_point(run.preset, *_models(run)).counted
-        for arm in ARMS:
-            ours, plain = (counted[each]["paper"] for each in (arm, "plain"))
-            values = (ours.parameters, ours.forward, *ours.overhead(plain))
+        counted = {arm: count_cost(arm, replace(run, variant=arm)) for arm in ARMS}
+        for arm, cost in counted.items():
+            ours, plain = (
+                (each.parameters, each.forward_in_paper) for each in (cost, counted["plain"])
+            )
+            values = (*ours, *(a / b - 1 for a, b in zip(ours, plain, strict=True)))
             by_quantity = {what: {0: value} for what, value in zip(_COUNTS, values, strict=True)}
             yield from _observe(half, arm, by_quantity, counted=True)
 
@@ -110,7 +105,9 @@ def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
 def _table9(trained: Observing) -> Iterator[Observed]:
     device, precision = device_and_precision()
     for half, board in _HALVES.items():
-        models, tokens = _models(board(trained.scale).base)
+        run = board(trained.scale).base
+        fields, tokens = model_fields(run), round(model_sizes(run)[1])
+        models = {arm: (arm, fields) for arm in ARMS}
         shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision)
         for mode in _MODES[trained.scale]:
             at_mode = replace(shape, mode=mode)

@@ -6,32 +6,28 @@ Hours are tokens divided by the tokens a second of recorded runs of the same sha
 import logging
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from layermem.models.registry import lookup
 from layermem_bench.config.computing import sequences_at_once
 from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import RunCost, run_cost
-from layermem_bench.costs.model_sizes import model_sizes, unknown_size
-from layermem_bench.run.folder import RunFolder, recorded_run
+from layermem_bench.costs.model_sizes import unknown_size
+from layermem_bench.run.folder import recorded_run
 from layermem_bench.studies import planning
-from layermem_bench.studies.boards import board_of_one
 from layermem_bench.studies.carrying_out import check_conditions
 from layermem_bench.studies.definition import Board, Study
-from layermem_bench.studies.records import RecordedRuns, check_usable, standing
-from layermem_bench.studies.result import MeasuredSteps, RunRecord
+from layermem_bench.studies.records import RecordedRuns, check_usable, is_finished, run_folders
 from layermem_bench.studies.steps import STEPS, read_steps, tokens_of_a_sequence
 from layermem_bench.text.sources import open_source
 
 logger = logging.getLogger(__name__)
-# Where runs lie in a folder of runs: each by itself, or in its board's folder.
-_PLACES = ("*/config.yaml", "*/*/config.yaml")
-Planned = dict[str, tuple[planning.PlannedRun, RunRecord | None]]
-"""Name to planned run, and where it stands; None: it is not known yet which run it is."""
+Member = tuple[planning.PlannedRun, bool]
+"""A planned run, and whether it is recorded and need not be trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +40,6 @@ class Estimate:
     counting: int
     recorded: int
     """Those of all that need not be run."""
-    failed: int
-    """Those whose last attempt failed."""
-    parameters: int | None
-    """Trainable parameters of the largest model; None: of models of transformers."""
     tokens: float
     flops: float | None
     """In closed form; None: of models of transformers."""
@@ -55,111 +47,89 @@ class Estimate:
     """Hours of the runs that are still to come; None: no recorded runs say how fast they are."""
 
 
-def is_recorded(state: RunRecord | None) -> bool:
-    """Return whether a run need not be trained."""
-    return state is not None and state.state in ("ended", "diverged")
-
-
-def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
-    """Return every planned run and where it stands; what carrying out would refuse is refused.
-
-    Runs that count are known once learning rates are chosen, and those of equal time once steps are
-    measured; before that they are those at equal tokens, of which none is recorded.
-    """
-    planned: Planned = {}
-    choices: dict[str, planning.Choices] = {}
-    for board in chain.from_iterable(planning.stages(study.boards)):
-        trials = planning.trials(board)
-        tried = {name: (each, _state(name, each.run, recorded)) for name, each in trials.items()}
-        planned |= tried
-        choices[board.name], lost = {}, frozenset[str]()
-        if all(is_recorded(state) for _, state in tried.values()):
-            choices[board.name], lost = planning.choices_of(
-                board, planning.read_trials(board, recorded)
-            )
-        known = not trials or bool(choices[board.name])
-        before = choices[board.starts_from.name] if board.starts_from else None
-        runs = planning.counting_runs(
-            board, study.seeds, choices[board.name], recorded.path_of, before
-        )
-        measured = _measured(board, recorded.out)
-        timed = measured.ratios if measured else {board.arms[0].name}
-        runs = {name: each for name, each in runs.items() if each.arm not in lost}
-        for condition, (name, run) in product(study.conditions, runs.items()):
-            if condition == "time" and run.arm not in timed:
-                planned[f"{name} ({condition})"] = run, None
-                continue
-            at_condition = planning.at_condition(condition, {name: run}, board, measured)
-            # A run that a condition does not change is one with that at equal tokens.
-            for key, each in at_condition.items():
-                planned[key] = each, _state(key, each.run, recorded) if known else None
-    return planned
-
-
-def _measured(board: Board, out: Path) -> MeasuredSteps | None:
-    """Return the recorded times of a board's steps."""
-    file = out / board.name / STEPS
-    if not file.exists():
-        return None
-    arms = {arm.name: arm.change(board.base) for arm in board.arms}
-    return read_steps(file, board.base, arms, out / board.name / "time")
-
-
-def _state(name: str, run: Run, recorded: RecordedRuns) -> RunRecord:
-    """Return where a run stands."""
-    folder = recorded.folder_of(name, run)
-    check_usable(folder, run)
-    return standing(name, run, folder)
-
-
 def estimate(study: Study, out: Path) -> list[Estimate]:
     """Return what each board would take; what carrying the study out would refuse is refused."""
     check_conditions(study)
-    planned = planned_states(study, RecordedRuns(out)).values()
+    recorded, choices = RecordedRuns(out), dict[str, planning.Choices]()
     return [
-        _estimate(board, [each for each in planned if each[0].board == board.name], [out])
+        _estimate(board.name, planned_runs(study, board, recorded, choices), out)
         for board in chain.from_iterable(planning.stages(study.boards))
     ]
 
 
-def estimate_run(run: Run, folders: Sequence[Path] = (Path("runs"),)) -> Estimate:
+def estimate_run(run: Run) -> Estimate:
     """Return what one run would take. What training it would refuse is refused, as far as nothing
     has to be prepared or fetched for it."""
     sequences_at_once(run, int(os.environ.get("WORLD_SIZE", "1")))
     for source in (run.data.source, run.data.validation):
         if source and not run.task.name:
             open_source(source)
-    return _estimate(board_of_one(run), [(planning.PlannedRun(run=run), None)], folders)
+    return _estimate(run.preset, [(planning.PlannedRun(run=run), False)], Path("runs"))
 
 
-def _estimate(
-    board: Board,
-    members: Sequence[tuple[planning.PlannedRun, RunRecord | None]],
-    folders: Sequence[Path],
-) -> Estimate:
+def planned_runs(
+    study: Study, board: Board, recorded: RecordedRuns, choices: dict[str, planning.Choices]
+) -> list[Member]:
+    """Return every run of a board; what its arms choose is added to ``choices`` of other boards.
+
+    Runs that count are known once learning rates are chosen, and those of equal time once steps are
+    measured; before that they are those at equal tokens, of which none is recorded.
+    """
+    trials = planning.trials(board)
+    tried = [(each, _is_recorded(name, each.run, recorded)) for name, each in trials.items()]
+    known, lost = all(done for _, done in tried), frozenset[str]()
+    if known:
+        choices[board.name], lost = planning.choices_of(
+            board, planning.read_trials(board, recorded)
+        )
+    before = choices.get(board.starts_from.name) if board.starts_from else None
+    at_tokens = planning.counting_runs(
+        board, study.seeds, choices.get(board.name, {}), recorded.path_of, before
+    )
+    file = recorded.out / board.name / STEPS
+    arms = {arm.name: arm.change(board.base) for arm in board.arms}
+    runs = recorded.out / board.name / "time"
+    steps = read_steps(file, board.base, arms, runs) if file.exists() else None
+    timed = steps.ratios if steps else {board.arms[0].name}
+    counting: dict[str, Member] = {}
+    for condition, (name, planned) in product(study.conditions, at_tokens.items()):
+        if planned.arm in lost:
+            continue
+        if condition == "time" and planned.arm not in timed:
+            counting[f"{name} (time)"] = planned, False
+            continue
+        # A run that a condition does not change is one with that at equal tokens.
+        for key, each in planning.at_condition(condition, {name: planned}, board, steps).items():
+            counting[key] = each, known and _is_recorded(key, each.run, recorded)
+    return [*tried, *counting.values()]
+
+
+def _is_recorded(name: str, run: Run, recorded: RecordedRuns) -> bool:
+    folder = recorded.folder_of(name, run)
+    check_usable(folder, run)
+    return is_finished(run, folder)
+
+
+def _estimate(board: str, members: Sequence[Member], out: Path) -> Estimate:
     runs = [planned.run for planned, _ in members]
-    missing = [planned.run for planned, state in members if not is_recorded(state)]
+    left = [planned.run for planned, done in members if not done]
     for name in filter(None, {unknown_size(run) for run in runs}):
         logger.warning("%s is not on this machine: its sizes are guessed, and so are costs", name)
     # What runs of one shape cost differs by their numbers of steps alone.
     of_step = {_shape(run): _cost(replace(run, max_steps=1)) for run in runs}
-    speeds = _speeds({_shape(run) for run in missing}, {*folders, Path("runs")})
-    hours = None
-    if all(_shape(run) in speeds for run in missing):
-        shapes = [(_shape(run), run.max_steps) for run in missing]
-        seconds = [steps * of_step[shape].tokens / speeds[shape] for shape, steps in shapes]
-        hours = sum(seconds) / 3600
-    of_ours = board.base.host.model is None
+    speeds, hours = _speeds({out, Path("runs")}) if left else {}, None
+    if all(_shape(run) in speeds for run in left):
+        shapes = [(_shape(run), run.max_steps) for run in left]
+        hours = sum(steps * of_step[shape].tokens / speeds[shape] for shape, steps in shapes) / 3600
     trials = sum(planned.trial is not None for planned, _ in members)
+    flops = sum(of_step[_shape(run)].flops * run.max_steps for run in runs)
     return Estimate(
-        board=board.name,
+        board=board,
         trials=trials,
         counting=len(members) - trials,
-        recorded=len(members) - len(missing),
-        failed=sum(state is not None and state.state == "failed" for _, state in members),
-        parameters=max(each.parameters for each in of_step.values()) if of_ours else None,
+        recorded=len(members) - len(left),
         tokens=sum(of_step[_shape(run)].tokens * run.max_steps for run in runs),
-        flops=sum(of_step[_shape(run)].flops * run.max_steps for run in runs) if of_ours else None,
+        flops=flops or None,
         hours=hours,
     )
 
@@ -174,24 +144,21 @@ def _cost(run: Run) -> RunCost:
     """Return what a run costs in closed form; of a model of transformers its tokens alone."""
     if run.host.model is not None:
         sequences = run.max_steps * run.optim.batch_size
-        return RunCost(parameters=0, tokens=sequences * tokens_of_a_sequence(run), flops=0.0)
-    fields, _ = model_sizes(run)
-    entry = lookup(run.variant)
-    return run_cost(run, entry.config(**fields | run.model.variant_fields()), entry.variant)
+        return RunCost(0, sequences * tokens_of_a_sequence(run), 0.0)
+    return run_cost(run)
 
 
-def _speeds(shapes: set[Any], folders: Iterable[Path]) -> Mapping[Any, float]:
-    """Return the tokens a second of recorded runs of these shapes, those of the newest of each."""
-    speeds: dict[Any, float] = {}
-    files = [file for folder in folders for place in _PLACES for file in folder.glob(place)]
-    for file in sorted(files, key=lambda file: file.stat().st_mtime) if shapes else ():
-        folder = RunFolder(file.parent)
-        try:
+def _speeds(folders: set[Path]) -> Mapping[tuple[Any, ...], float]:
+    """Return the tokens a second of recorded runs by shape, those of the newest of each."""
+    speeds: dict[tuple[Any, ...], float] = {}
+    runs = [run for folder in folders for run in run_folders(folder)]
+    for folder in sorted(runs, key=lambda each: each.config.stat().st_mtime):
+        # A run of another version, or a damaged one, says nothing of speed.
+        with suppress(ValueError, TypeError, OSError):
             shape = _shape(recorded_run(folder))
-            rows = folder.rows() if shape in shapes else []
-        except (ValueError, TypeError, OSError):
-            # A run of another version, or a damaged one, says nothing of speed.
-            continue
-        if of_run := [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]:
-            speeds[shape] = statistics.median(of_run)
+            speed = [
+                row["tokens_per_second"] for row in folder.rows() if "tokens_per_second" in row
+            ]
+            if speed:
+                speeds[shape] = statistics.median(speed)
     return speeds

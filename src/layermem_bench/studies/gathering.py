@@ -12,12 +12,13 @@ from typing import Any
 
 from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Run, to_dict
+from layermem_bench.costs.closed_forms import costs_of_runs
+from layermem_bench.costs.model_sizes import trained_fields
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.host_models import load_host
 from layermem_bench.run.run_config import check_same_run
 from layermem_bench.statistics import further_looks
 from layermem_bench.studies import result as results
-from layermem_bench.studies.costs import costs_of_arms, model_fields
 from layermem_bench.studies.definition import Observed, Records, Study, Trained, metric_of
 from layermem_bench.studies.planning import Done, Plan, parameters, trials
 from layermem_bench.studies.records import (
@@ -212,7 +213,7 @@ def board_of_runs(
         conditions=tuple(shown),
         preset=first.preset,
         data={**learned, "digest": next(digests, None)},
-        costs=costs_of_arms({arm: (each.run, each.folder) for arm, each in arms.items()}),
+        costs=costs_of_runs({arm: (each.run, each.folder) for arm, each in arms.items()}),
         before=starts.pop() if len(starts) == 1 and first.host.model else None,
     )
 
@@ -220,7 +221,7 @@ def board_of_runs(
 def _arm(labelled: Labelled) -> results.Arm:
     run, sizes = labelled.run, None
     if run.host.model is None and labelled.record.conditions != (AS_RECORDED,):
-        sizes = model_fields(run, labelled.folder)
+        sizes = trained_fields(run, labelled.folder.final)
     return results.Arm(
         name=labelled.record.arm,
         steps=run.max_steps,

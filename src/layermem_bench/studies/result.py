@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from layermem_bench.costs.result import CostPoint
+from layermem_bench.costs.closed_forms import Cost
 from layermem_bench.run.solved import Solved
 
 LOSS, RIGHT_ANSWERS = "validation loss", "right answers"
@@ -128,18 +128,6 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingCosts:
-    """What the arms of a board cost in closed form: at their own sizes, and those of the first size
-    at other depths and widths."""
-
-    points: tuple[CostPoint, ...] = ()
-    layers: tuple[CostPoint, ...] = ()
-    width: tuple[CostPoint, ...] = ()
-    measure_command: str | None = None
-    """Command that measures the arms; None: their sizes are no preset's."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Board:
     """What the runs of some arms share, and what these tried and take; ranked by ``metric``."""
 
@@ -154,7 +142,8 @@ class Board:
     tried: tuple[TriedRates, ...] = ()
     steps: MeasuredSteps | None = None
     memory: MeasuredMemory | None = None
-    costs: SettingCosts = field(default_factory=SettingCosts)
+    costs: tuple[Cost, ...] = ()
+    """Of the arms, at their own sizes; empty: of models of transformers."""
     before: float | None = None
     """Validation loss before the first step, where all arms start from one."""
 
