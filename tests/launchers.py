@@ -14,20 +14,28 @@ from layermem_bench.studies import executors
 from layermem_bench.studies.records import ERRORS
 
 
-class InThisProcess:
+class InThisProcess(executors.Executor):
     """Trains one run after the other, here; ``begun`` are the names of those started."""
 
     def __init__(self):
-        self.begun, self.codes, self.asked = [], {}, executors.Launching()
-
-    def room(self):
-        return int(not self.codes)
+        super().__init__(executors.Launching(), 1)
+        self.begun = []
 
     def start(self, commands):
-        for name, command in commands.items():
-            self.begun.append(name)
-            run = load_run(command.folder / "asked.yaml")
-            self.codes[name] = self.train(run, RunFolder(command.folder))
+        self.begun += commands
+        super().start(commands)
+
+    def _submit(self, commands):
+        return [
+            self.train(load_run(each.folder / "asked.yaml"), RunFolder(each.folder))
+            for each in commands
+        ]
+
+    def _poll(self, job):
+        return job
+
+    def _cancel(self, job):
+        pass
 
     def train(self, run, folder):
         """Train a run as its own process would; return the exit code."""
@@ -38,13 +46,6 @@ class InThisProcess:
                 log.write(f"{traceback.format_exception_only(error)[-1]}")
             return 1
         return 0
-
-    def ended(self):
-        codes, self.codes = self.codes, {}
-        return codes
-
-    def stop(self):
-        pass
 
 
 class MadeUp(InThisProcess):

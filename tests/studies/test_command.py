@@ -1,7 +1,6 @@
 """`layermem study`: what it prints and writes, how it goes on, what is asked wrongly."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -107,27 +106,3 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
     # Three arms at four rates; three arms, five seeds, and those that two conditions change.
     assert shown.count("12 + 30") == 2 and "84 runs" in shown
     assert not made_up.begun and not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["tiny-lm", "--seeds", "0"], "seeds"),
-        (["tiny-lm", "--seeds", "1000", "--seed", "1"], "1000"),
-        (["tiny-lm", "--rates", "0"], "rates"),
-        (["tiny-lm", "--variants", "plain,lame"], "'lame'"),
-        (["aet-44"], "'aet-44'"),
-        (["tiny-lm,aet-44"], "'aet-44'"),
-        (["tiny-mqar,mqar"], "tiny-mqar, tiny-mqar"),
-        (["paper/table7", "--conditions", "time"], "--conditions"),
-        (["paper/table77"], "table77"),
-    ],
-)
-def test_what_is_asked_wrongly(argv, named, tmp_path, made_up, monkeypatch, capsys):
-    use(made_up, monkeypatch)
-    with pytest.raises(SystemExit) as refused:
-        cli.main(["study", *argv, "--out", str(tmp_path)])
-    shown = capsys.readouterr()
-    said = f"{refused.value.code} {shown.err} {shown.out}".replace("│", " ")
-    assert re.search(named, " ".join(said.split()))
-    assert not made_up.begun and not list(tmp_path.glob("**/config.yaml"))

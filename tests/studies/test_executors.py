@@ -3,20 +3,19 @@
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
-import yaml
 from recorded import SIZES
 from small_run import a_run, assert_same_end
 
-from layermem_bench.config.run import Run, to_dict
+from layermem_bench.config.run import Run
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.training import train
 from layermem_bench.studies import executors
+from layermem_bench.studies.carrying_out import train_missing
 from layermem_bench.studies.executors import (
     Command,
     Launching,
@@ -26,7 +25,6 @@ from layermem_bench.studies.executors import (
     command_of,
     executor_of,
 )
-from layermem_bench.studies.launching import train_missing
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 # Of libraries that are not ours: sockets and pipes that they leave to the interpreter.
@@ -43,9 +41,6 @@ def on_ray():
 
 def on_slurm():
     return SlurmArray(Launching(launcher="slurm"), cluster="local")
-
-
-CLUSTERS = pytest.mark.parametrize("executor", [on_slurm, on_ray])
 
 
 def test_a_run_on_several_gpus_of_a_cluster_is_as_many_processes(tmp_path, monkeypatch):
@@ -90,7 +85,7 @@ def test_processes_share_threads_and_take_turns_on_gpus(tmp_path, monkeypatch):
     command = {"arguments": ("true",), "folder": tmp_path, "directory": tmp_path}
     executor.start({name: Command(**command) for name in "abc"})
     assert executor.room() == 0 and executor.ended() == {}
-    executor._processes["b"][1].code = -9
+    executor._running["b"][0].code = -9
     assert executor.ended() == {"b": -9} and executor.ended() == {}
     executor.start({"d": Command(**command)})
     assert asked == [("0", "2"), ("1", "2"), ("2", "2"), ("1", "2")]
@@ -197,8 +192,9 @@ def test_what_was_killed_or_stopped_goes_on_to_the_same_end(
     folder = RunFolder(tmp_path / "out" / "one")
     watcher = when_saved(folder, act)
     if raised:
-        with pytest.raises(raised):
+        with pytest.raises(raised) as ended:
             train_missing({"one": run}, tmp_path / "out", executor())
+        assert raised is RuntimeError or ended.value.code == 143
         assert not folder.final.exists() and folder.latest_checkpoint() is not None
     train_missing({"one": run}, tmp_path / "out", executor())
     watcher.join()
@@ -208,7 +204,7 @@ def test_what_was_killed_or_stopped_goes_on_to_the_same_end(
 
 
 @pytest.mark.slow
-@CLUSTERS
+@pytest.mark.parametrize("executor", [on_slurm, on_ray])
 def test_a_run_that_fails_by_itself_is_tried_once_and_told(executor, ray, tmp_path):
     """One that diverges beside it is tried once too, and is no failure."""
     bad = a_run(tmp_path, variant="lame")
@@ -218,30 +214,3 @@ def test_a_run_that_fails_by_itself_is_tried_once_and_told(executor, ray, tmp_pa
     assert (tmp_path / "out" / "bad" / "error.txt").read_text().count("'lame'") == 1
     diverged = RunFolder(tmp_path / "out" / "steep")
     assert diverged.divergence(steep.id) and not diverged.final.exists()
-
-
-@pytest.mark.slow
-def test_a_study_whose_process_group_is_stopped_stops_its_runs(tmp_path):
-    run = a_run(tmp_path, max_steps=100_000, eval_every=100_000)
-    config = tmp_path / "run.yaml"
-    config.write_text(yaml.safe_dump(to_dict(run)))
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from layermem_bench.studies.executors import LocalProcesses\n"
-        "from layermem_bench.studies.launching import train_missing\n"
-        "from layermem_bench.run.folder import load_run\n"
-        "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]), LocalProcesses())\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(config), str(tmp_path / "out")], start_new_session=True
-    )
-    folder = RunFolder(tmp_path / "out" / "one")
-    end = time.monotonic() + 120
-    while len(folder.rows()) < 3 and time.monotonic() < end:
-        time.sleep(0.05)
-    # As a batch system does: to all that it has started.
-    os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
-    assert folder.latest_checkpoint() is not None
-    with folder.locked():
-        assert not folder.final.exists()

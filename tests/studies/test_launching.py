@@ -14,9 +14,9 @@ from recorded import SIZES, record
 
 from layermem_bench.config.run import Compute, Run
 from layermem_bench.run.folder import RunFolder
-from layermem_bench.studies import launching
+from layermem_bench.studies import carrying_out
+from layermem_bench.studies.carrying_out import train_missing
 from layermem_bench.studies.executors import Command, LocalProcesses
-from layermem_bench.studies.launching import train_missing
 from layermem_bench.studies.records import read_divergence
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
@@ -38,7 +38,7 @@ def test_what_failed_is_tried_again_and_what_it_said_is_kept(tmp_path, monkeypat
     class Killed(LocalProcesses):
         def start(self, commands):
             super().start(commands)
-            for _, process in self._processes.values():
+            for process, _ in self._running.values():
                 process.kill()
 
     for executor, code, how in (
@@ -46,7 +46,7 @@ def test_what_failed_is_tried_again_and_what_it_said_is_kept(tmp_path, monkeypat
         (Killed(), "import time; time.sleep(600)", "signal 9"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(launching, "command_of", standing_in(code))
+            patched.setattr(carrying_out, "command_of", standing_in(code))
             fails = pytest.raises(
                 RuntimeError, match=f"1 of 1 runs failed: bad .*{how}.*bad/error.txt"
             )
@@ -68,30 +68,20 @@ def test_ctrl_c_stops_processes_and_reaches_them_through_this_command_alone(tmp_
         "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, tell)\n"
         f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
     )
-    monkeypatch.setattr(launching, "command_of", standing_in(code))
-    real_sleep = time.sleep
+    monkeypatch.setattr(carrying_out, "command_of", standing_in(code))
+    real_sleep, naps = time.sleep, []
 
     def nap(_):
-        if ready.exists():
+        naps.extend([1] if ready.exists() else [])
+        if len(naps) == 1:
             signal.raise_signal(signal.SIGINT)
         real_sleep(0.01)
 
-    monkeypatch.setattr(launching.time, "sleep", nap)
+    monkeypatch.setattr(carrying_out.time, "sleep", nap)
     executor = LocalProcesses()
     with pytest.raises(KeyboardInterrupt):
         train_missing({"one": RUN}, tmp_path, executor)
     assert told.read_text() == str(int(signal.SIGTERM)) and executor.room() == 1
-
-
-def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
-    made_up = MadeUp(does=lambda run: "ValueError: no disk" if run.seed else "ends")
-    runs = {"good": RUN, "bad": replace(RUN, seed=1), "worse": replace(RUN, seed=2)}
-    with pytest.raises(RuntimeError, match=r"2 of 3 runs failed: bad .*no disk; worse .*bad/err"):
-        train_missing(runs, tmp_path, made_up)
-    made_up.begun.clear()
-    made_up.does = lambda run: "ends"
-    train_missing(runs, tmp_path, made_up)
-    assert made_up.begun == ["bad", "worse"]
 
 
 def test_where_the_first_two_runs_fail_no_other_is_begun(tmp_path):
@@ -106,32 +96,27 @@ def test_where_the_first_two_runs_fail_no_other_is_begun(tmp_path):
 def test_how_a_run_ended_is_told_by_its_exit_code(code, tmp_path):
     made_up = MadeUp()
     made_up.train = lambda run, folder: code
-    with pytest.raises(RuntimeError, match=f"signal {-code}" if code < 0 else str(code or "asked")):
+    with pytest.raises(
+        RuntimeError, match=f"signal {-code}" if code < 0 else str(code or "stopped")
+    ):
         train_missing({"one": RUN}, tmp_path, made_up)
     assert not RunFolder(tmp_path / "one").diverged.exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"), [({"max_steps": 80}, "max_steps"), ({"seed": 3}, "seed")]
-)
-def test_a_folder_that_holds_another_run_is_refused_before_the_first_step(changes, field, tmp_path):
+def test_a_folder_that_holds_another_run_is_refused_before_the_first_step(tmp_path):
     made_up = MadeUp()
     record(tmp_path / "one", run=RUN)
     # How it is carried out may differ.
     train_missing({"one": replace(RUN, log_every=2)}, tmp_path, made_up)
-    with pytest.raises(ValueError, match=field):
-        train_missing({"new": RUN, "one": replace(RUN, **changes)}, tmp_path, made_up)
+    with pytest.raises(ValueError, match="max_steps"):
+        train_missing({"new": RUN, "one": replace(RUN, max_steps=80)}, tmp_path, made_up)
     assert not made_up.begun
 
 
-@pytest.mark.parametrize("lost", ["last row", "rows", "config"])
+@pytest.mark.parametrize("lost", ["metrics.jsonl", "config.yaml"])
 def test_what_has_lost_its_records_is_refused_before_the_first_step(lost, tmp_path):
     path, made_up = record(tmp_path / "one", run=RUN), MadeUp()
-    rows = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    if lost == "config":
-        (path / "config.yaml").unlink()
-    else:
-        (path / "metrics.jsonl").write_text("".join(rows[:-2] if lost == "last row" else []))
+    (path / lost).unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=str(path)):
         train_missing({"one": RUN, "new": RUN}, tmp_path, made_up)
     assert not made_up.begun
@@ -141,14 +126,15 @@ def test_a_run_that_diverged_is_not_tried_again(tmp_path):
     made_up = MadeUp(does=lambda run: "diverges")
     run = replace(RUN, compute=Compute(precision="bfloat16"))
     for _ in range(2):
-        folder = train_missing({"one": run}, tmp_path, made_up)["one"]
-        assert made_up.begun == ["one"] and "step 5" in read_divergence(folder, run.id)
+        train_missing({"one": run}, tmp_path, made_up)
+        assert made_up.begun == ["one"]
+        assert "step 5" in read_divergence(RunFolder(tmp_path / "one"), run.id)
 
 
 def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path):
     """As of a run whose last validation alone saw it."""
-    record(tmp_path / "one", run=RUN, final=math.nan)
-    (folder,) = train_missing({"one": RUN}, tmp_path, MadeUp()).values()
+    folder = RunFolder(record(tmp_path / "one", run=RUN, final=math.nan))
+    train_missing({"one": RUN}, tmp_path, MadeUp())
     assert "nan" in read_divergence(folder, RUN.id)
 
 
@@ -162,13 +148,13 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
         record(folders["ends"].path, run=RUN)
         hands.close()
 
-    monkeypatch.setattr(launching.time, "sleep", nap)
+    monkeypatch.setattr(carrying_out.time, "sleep", nap)
     for folder in folders.values():
         folder.create()
         hands.enter_context(folder.locked())
     with hands:
-        done = train_missing(dict.fromkeys(folders, RUN), tmp_path, made_up)
-    assert done.keys() == folders.keys() and made_up.begun == ["given-up"]
+        train_missing(dict.fromkeys(folders, RUN), tmp_path, made_up)
+    assert made_up.begun == ["given-up"]
 
 
 def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path, monkeypatch):
@@ -187,11 +173,11 @@ def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path,
             hands.close()
 
     folder.create()
-    monkeypatch.setattr(launching.time, "sleep", nap)
+    monkeypatch.setattr(carrying_out.time, "sleep", nap)
     late = Late()
     with hands:
-        assert train_missing({"one": RUN}, tmp_path, late)["one"].final.exists()
-    assert late.begun == ["one"] and len(naps) == 3
+        train_missing({"one": RUN}, tmp_path, late)
+    assert folder.final.exists() and late.begun == ["one"] and len(naps) == 3
 
 
 def test_an_executor_with_room_gets_all_runs_at_once(tmp_path):

@@ -15,8 +15,8 @@ from layermem_bench.costs.measuring import time_interleaved
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.run_config import recorded_run
 from layermem_bench.studies import steps
+from layermem_bench.studies.boards import WAYS, study_of_retrofit
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.hosts import WAYS, study_of_retrofit
 from layermem_bench.studies.planning import trials
 from layermem_bench.studies.result import StudyResult
 from layermem_bench.text.tokenizers import load_tokenizer
@@ -117,9 +117,8 @@ def test_what_each_way_trains():
 def test_routers_have_rates_of_their_own():
     (board,) = study(rates=(1e-5, 1e-4), router_rates=(1e-3, 5e-3)).boards
     tried: dict = {}
-    for planned in trials(board).values():
-        optim = planned.run.optim
-        tried.setdefault(planned.arm, []).append((optim.lr, optim.router_lr))
+    for run in trials(board).values():
+        tried.setdefault(run.labels.arm, []).append((run.optim.lr, run.optim.router_lr))
     lr = board.base.optim.lr
     assert tried == {
         "plain": [(1e-5, None), (1e-4, None)],
@@ -131,20 +130,9 @@ def test_routers_have_rates_of_their_own():
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"rates": ()}, "--rates"),
-        ({"router_rates": (0.0,)}, "0.0"),
-        ({"ways": ("lora", "all")}, "--ways.*lora.*all"),
-        ({"base": {"host": Host(model="some/model", memory="none", train="all")}}, "none"),
-    ],
-)
-def test_what_is_asked_wrongly(changes, named, tmp_path):
-    with pytest.raises(ValueError, match=named):
-        study(**changes)
-
-
-def test_a_model_has_the_sizes_of_its_weights(tmp_path):
+def test_what_is_asked_wrongly(tmp_path):
+    with pytest.raises(ValueError, match="--ways.*lora.*all"):
+        study(ways=("lora", "all"))
+    # A model has the sizes of its weights.
     with pytest.raises(ValueError, match="--conditions parameters"):
         carry_out(study(conditions=("parameters",)), tmp_path)

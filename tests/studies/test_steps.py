@@ -1,4 +1,4 @@
-"""How long steps take and how much memory: measured once, as runs are trained."""
+"""How long steps take: measured once, as runs are trained."""
 
 import json
 from dataclasses import replace
@@ -7,15 +7,10 @@ import pytest
 from recorded import SIZES
 
 from layermem_bench.config.run import Compute, Run
-from layermem_bench.studies.steps import base_of_step, measured_steps, shape_of
+from layermem_bench.studies.boards import board_of
+from layermem_bench.studies.steps import STEPS, digest_of_step, measured_steps, read_steps, shape_of
 
 BASE = Run(preset="made-up", max_steps=40, model=SIZES)
-# Of versions that timed one micro-batch, with all logits.
-OF_BASE = "52082805d844"
-
-
-def arms(*names, base=BASE):
-    return {name: replace(base, variant=name) for name in names}
 
 
 def test_steps_are_timed_as_runs_are_trained():
@@ -29,43 +24,40 @@ def test_steps_are_timed_as_runs_are_trained():
     assert shape.micro_batches == BASE.optim.batch_size // 4
 
 
-def test_what_decides_a_steps_cost_is_not_the_run_alone():
-    others = (
-        Compute(micro_batch=4),
-        Compute(loss_chunk=16),
-        Compute(compile=True),
-        Compute(checkpoint_activations=True),
-        Compute(checkpoint_activations=True, checkpoint_every=2),
-    )
-    digests = {base_of_step(replace(BASE, compute=compute)) for compute in others}
-    assert len({*digests, OF_BASE, base_of_step(replace(BASE, seed=1))}) == len(others) + 2
-    # As earlier versions have it.
-    assert base_of_step(replace(BASE, log_every=3)) == base_of_step(BASE) == OF_BASE
+def test_sizes_and_compute_decide_a_steps_cost_and_neither_seed_nor_length():
+    others = [Compute(micro_batch=4), Compute(loss_chunk=16), Compute(compile=True)]
+    digests = {digest_of_step(replace(BASE, compute=compute)) for compute in others}
+    digests.add(digest_of_step(replace(BASE, model=replace(SIZES, hidden_size=32))))
+    assert len({*digests, digest_of_step(BASE)}) == 5
+    other = replace(BASE, seed=1, max_steps=80, log_every=3, optim=replace(BASE.optim, lr=0.5))
+    assert digest_of_step(other) == digest_of_step(BASE)
 
 
 def test_steps_are_timed_in_turn_and_once(tmp_path):
     """Without made-up seconds."""
     small = replace(BASE, optim=replace(BASE.optim, batch_size=2))
     small = replace(small, data=replace(small.data, block_size=8))
-    of, file = arms("plain", "lime", base=small), tmp_path / "steps.json"
-    timed = measured_steps(file, small, of, tmp_path / "time")
+    board, file = board_of(small, "plain,lime"), tmp_path / "made-up" / STEPS
+    assert read_steps(board, tmp_path) is None
+    timed = measured_steps(board, tmp_path)
     assert set(timed.ratios) == {"plain", "lime"} and timed.ratios["plain"] == 1
     assert timed.ratios["lime"] > 0.5 and timed.rounds == 9
-    assert measured_steps(file, small, of, tmp_path / "time") == timed
+    # Another seed, and runs of another length, have the same steps.
+    again = replace(board, base=replace(small, seed=1, max_steps=80))
+    assert measured_steps(again, tmp_path) == timed == read_steps(board, tmp_path)
     recorded = json.loads(file.read_text())
     # An arm that joins is timed against the first; what was timed stays as it was.
-    more = measured_steps(file, small, of | arms("mudd", base=small), tmp_path / "time")
+    joined = board_of(small, "plain,lime,mudd")
+    more = measured_steps(joined, tmp_path)
     assert more.ratios == {**timed.ratios, "mudd": more.ratios["mudd"]}
     assert more.seconds["mudd"] == more.ratios["mudd"] * timed.seconds["plain"]
-    joined, swapped = of | arms("mudd", base=small), dict(reversed(of.items()))
     for changes, asked, named in (
-        ({"base": "0" * 12}, of, "model, data or sizes"),
         # Ratios to the plain decoder say nothing of those to LIMe.
-        ({}, swapped, "first arm"),
-        ({"arms": {"lime": "0" * 12}}, of, "arm of the name lime"),
+        ({}, board_of(small, "lime,plain"), "first arm"),
+        ({"arms": {"lime": "0" * 12}}, board, "lime"),
         # Arms of two machines would stand side by side.
         ({"machine": "an abacus"}, joined, "machine"),
     ):
         file.write_text(json.dumps({**recorded, **changes}))
         with pytest.raises(ValueError, match=rf"another {named}.*--out"):
-            measured_steps(file, small, asked, tmp_path / "time")
+            measured_steps(asked, tmp_path)

@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
     from layermem_bench.studies.result import StudyResult
 
 logger = logging.getLogger(__name__)
-# Characters that a column of longer texts keeps in a terminal.
-_LEAST = 12
-_NUMBER = re.compile(
-    r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?"
-    r"( ± \d[\d.,]*%?| \([+-]?\d[\d.,]*%? to [+-]?\d[\d.,]*%?\))?"
-)
+# Numbers, with units, signs and intervals.
+_NUMBERS = re.compile(r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?( [±(].*\d.*)?")
 
 
 def screen() -> "Console":
@@ -41,21 +37,17 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
     that is known. Transformers shows no bars of its own meanwhile.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
     from layermem_bench.run.progress import logs_above
 
     transformers_logging.disable_progress_bar()
-    before, columns = sys.stderr, (TextColumn("{task.description}"), BarColumn())
-    on_stderr = Console(stderr=True)
-    shown = Progress(*columns, TimeElapsedColumn(), console=on_stderr, transient=True)
-    # What is logged meanwhile is above the bar.
-    with shown, logs_above(before):
-        bar = shown.add_task(first, total=None)
+    # What is logged meanwhile is above the line.
+    before = sys.stderr
+    with Console(stderr=True).status(first) as status, logs_above(before):
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:
-            shown.update(bar, description=what, completed=done, total=total)
+            status.update(what if done is None else f"{what}: {done} of {total or '?'}")
 
         yield tell
 
@@ -67,17 +59,9 @@ def show(table: "Table") -> None:
     from rich.table import Table as RichTable
 
     console, printed = screen(), RichTable(box=None)
-    columns = list(zip(table.header, *table.texts(), strict=True))
-    longest = [max(map(len, cells), default=0) for _, *cells in columns]
-    # Short columns stay whole as long as the longer ones have room.
-    rooms = {n: sum(2 + (each if each <= n else _LEAST) for each in longest) for n in longest}
-    for (header, *cells), length in zip(columns, longest, strict=True):
-        printed.add_column(
-            escape(header),
-            overflow="fold",
-            no_wrap=rooms[length] <= console.width,
-            justify="right" if _are_numbers(cells) else "left",
-        )
+    for header, *cells in zip(table.header, *table.texts(), strict=True):
+        numbers = any(cells) and all(_NUMBERS.fullmatch(cell) for cell in cells if cell)
+        printed.add_column(escape(header), overflow="fold", justify="right" if numbers else "left")
     for row in table.texts():
         printed.add_row(*map(escape, row))
     if not console.is_terminal:
@@ -86,11 +70,6 @@ def show(table: "Table") -> None:
     console.print(printed)
     if table.caption:
         console.print(table.caption, markup=False, highlight=False)
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    """Return whether all cells that are not empty are numbers, with units and intervals."""
-    return any(cells) and all(_NUMBER.fullmatch(cell) for cell in cells if cell)
 
 
 def write(page: "Page", folder: Path) -> None:
@@ -125,23 +104,23 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
     from layermem_bench.pages.numbers import format_duration, with_unit
     from layermem_bench.pages.page import Table
 
-    rows = [
-        [
-            each.board,
-            f"{each.trials} + {each.counting}",
-            f"{each.recorded}",
-            with_unit(each.tokens, 3),
-            "" if each.flops is None else f"{each.flops:.2e}",
-            "unknown" if each.hours is None else format_duration(3600 * each.hours),
-        ]
-        for each in boards
-    ]
-    header = ["board", "runs", "recorded", "tokens", "FLOPs", "still to come"]
+    columns: Mapping[str, Callable[[Any], str]] = {
+        "board": lambda each: each.board,
+        "runs": lambda each: f"{each.trials} + {each.counting}",
+        "recorded": lambda each: f"{each.recorded}",
+        "tokens": lambda each: with_unit(each.tokens, 3),
+        "FLOPs": lambda each: f"{each.flops:.2e}" if each.flops else "",
+        "still to come": lambda each: (
+            "unknown" if each.hours is None else format_duration(3600 * each.hours)
+        ),
+    }
+    runs = sum(each.trials + each.counting for each in boards)
     caption = (
-        "Runs that choose rates + those that count. Time is known where runs of the same shape are "
-        "recorded in --out or runs/: tokens by their tokens a second, without validation."
+        f"{runs} runs: those that choose rates + those that count. Time is known where runs of the "
+        "same shape are recorded in --out or runs/: tokens by their tokens a second, without "
+        "validation."
     )
-    show(Table(header=header, rows=rows, caption=caption if boards else "It trains nothing."))
+    show(Table.over(boards, columns, caption if boards else "It trains nothing."))
 
 
 def format_plainly(value: Any) -> str:

@@ -12,15 +12,19 @@ import tyro
 
 from layermem_base.number_ranges import above, at_least, between, number
 from layermem_bench.cli.options import read_options
-from layermem_bench.cli.screen import screen, show_estimates, show_result
+from layermem_bench.cli.screen import show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, resolve_run, with_base_run
 from layermem_bench.studies.executors import Launching
-from layermem_bench.studies.hosts import WAYS, Way, study_of_retrofit
-from layermem_bench.studies.recipe import ARMS, boards_of_recipe
 from layermem_bench.studies.result import Scale
 
 if TYPE_CHECKING:
     from layermem_bench.studies.definition import Board, Study
+
+_ALL = "tokens", "time", "parameters"
+_RECIPE = (
+    "plain,lime,recipe:router_grain=pair,recipe,value_residual,mudd,hyper_connections,"
+    "attention_residuals,denseformer,recipe+mudd,value_residual+mudd,recipe+hyper_connections"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +77,12 @@ class Arms(Carrying):
     with the variants' own rates."""
 
     def study_of(
-        self,
-        boards: "Sequence[Board]",
-        conditions: Sequence[str],
-        *,
-        first: int = 0,
-        rates: tuple[float, ...] = (),
+        self, boards: "Sequence[Board]", conditions: Sequence[str], *, first: int = 0
     ) -> "Study":
-        """Return the study of some boards, at these conditions and rates where none were given."""
+        """Return the study of some boards, at these conditions where none were given."""
         from layermem_bench.studies.boards import study_of_variants
 
-        boards = [replace(board, rates=self.rates or rates, trials=self.trials) for board in boards]
+        boards = [replace(each, rates=self.rates, trials=self.trials) for each in boards]
         return study_of_variants(boards, self.range_of_seeds(first), self.conditions or conditions)
 
 
@@ -100,7 +99,7 @@ class OfPreset(StartingRun, Arms):
         from layermem_bench.studies.boards import board_of
 
         run = resolve_run(self)
-        return self.study_of([board_of(run, self.variants)], ("tokens",), first=run.seed)
+        return self.study_of([board_of(run, self.variants)], ["tokens"], first=run.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +109,15 @@ class OfBoards(Arms):
     boards: tyro.conf.Positional[str]
     """Presets, separated by commas; PRESET@LAYERSxWIDTH is one in another shape: shapes of one
     (tiny-lm@16x64,tiny-lm@64x32) have equally many parameters, and are ranked together too."""
+    rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
+    """Learning rates that every arm tries on a seed kept for that; each takes its best."""
 
     def study(self) -> "Study":
         """Return the study."""
         from layermem_bench.studies.boards import open_boards
-        from layermem_bench.studies.definition import ALL_CONDITIONS
 
         names = [name.strip() for name in self.boards.split(",") if name.strip()]
-        boards = open_boards(names, self.variants)
-        return self.study_of(boards, ALL_CONDITIONS, rates=(1e-3, 3e-3, 1e-2, 3e-2))
+        return self.study_of(open_boards(names, self.variants), _ALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +125,9 @@ class OfRecipe(Arms):
     """Which layer memory? Its settings, its rivals and pairs of both, on source code, on a text of
     yours and on arithmetic, in two widths and at two lengths, each arm with as many trials."""
 
+    variants: str = _RECIPE
+    rates: tuple[float, ...] = number((2e-3, 2e-2), above(0))
+    trials: int | None = number(4, at_least(2))
     text: str | None = None
     """A text of yours, as in --data.source of `layermem train`; None: source code alone."""
     held_out: str | None = None
@@ -139,15 +141,13 @@ class OfRecipe(Arms):
 
     def study(self) -> "Study":
         """Return the study."""
-        from layermem_bench.studies.definition import ALL_CONDITIONS
+        from layermem_bench.studies.boards import boards_of_recipe
 
-        texts: list[tuple[str, str, str | None]] = [("code", "stdlib", None)]
-        texts += [("text", self.text, self.held_out)] if self.text is not None else []
         boards = boards_of_recipe(
-            self.variants, texts, self.widths, self.lengths, arithmetic=self.arithmetic
+            self.variants, self.text, self.held_out, self.widths, self.lengths
         )
-        asked = self.study_of(boards, ALL_CONDITIONS)
-        return replace(asked, name="recipe", title="Which layer memory")
+        boards = boards if self.arithmetic else boards[:-1]
+        return replace(self.study_of(boards, _ALL), name="recipe", title="Which layer memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class OfRetrofit(StartingRun, Carrying):
     """
 
     preset: tyro.conf.Suppress[str] = ""
-    ways: tuple[Way, ...] = tuple(WAYS)
+    ways: tuple[str, ...] = ("plain", "lora", "routers", "apart", "all")
     """What is compared: plain, continued training without memory, and one more at least."""
     rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
     """Learning rates that every way tries, but routers alone."""
@@ -197,6 +197,8 @@ class OfRetrofit(StartingRun, Carrying):
 
     def study(self) -> "Study":
         """Return the study."""
+        from layermem_bench.studies.boards import study_of_retrofit
+
         run = resolve_run(self)
         base = replace(run, log_every=max(1, run.max_steps // 50))
         seeds, conditions = self.range_of_seeds(run.seed), self.conditions or ("tokens", "time")
@@ -217,7 +219,7 @@ class OfPlugin(Carrying):
         study = get_study(self.name)
         if self.seeds is not None:
             study = replace(study, seeds=tuple(self.range_of_seeds(study.seeds[0])))
-        return replace(study, conditions=self.conditions) if self.conditions else study
+        return replace(study, conditions=self.conditions or study.conditions)
 
 
 def parse(args: Sequence[str]) -> Any:
@@ -230,8 +232,7 @@ def parse(args: Sequence[str]) -> Any:
         base = with_base_run(OfRetrofit, "study retrofit", args)
         return read_options(OfRetrofit, "study retrofit", args, base)
     if name == "recipe":
-        usual = OfRecipe(variants=",".join(ARMS), rates=(2e-3, 2e-2), trials=4)
-        return read_options(OfRecipe, "study recipe", args[1:], usual)
+        return read_options(OfRecipe, "study recipe", args[1:])
     if name.startswith("paper/"):
         return read_options(OfPaper, "study", args)
     if "," in name or "@" in name:
@@ -248,7 +249,9 @@ def study(options: Any, command: str) -> None:
     what that would take."""
     asked = options.study()
     if options.dry_run:
-        _estimate(asked, options)
+        from layermem_bench.studies.estimates import estimate
+
+        show_estimates(estimate(asked, options.out))
         return
     from layermem_bench.studies.carrying_out import carry_out, result_folder
     from layermem_bench.studies.executors import executor_of
@@ -259,20 +262,3 @@ def study(options: Any, command: str) -> None:
         raise RuntimeError(failure)
     if result.missing:
         raise RuntimeError(f"{asked.name} is not whole: {result.missing}")
-
-
-def _estimate(asked: "Study", options: Carrying) -> None:
-    from layermem_bench.pages.numbers import format_duration
-    from layermem_bench.studies.estimates import estimate
-
-    boards = estimate(asked, options.out)
-    show_estimates(boards)
-    runs = sum(each.trials + each.counting for each in boards)
-    left = runs - sum(each.recorded for each in boards)
-    hours = [each.hours for each in boards if each.hours is not None]
-    about = f", about {format_duration(3600 * sum(hours))}" if len(hours) == len(boards) else ""
-    to_come = f"{left} to come{about}"
-    screen().print(f"{runs} runs, {to_come if left else 'nothing is left to train'}")
-    if asked.tasks:
-        tasks = f"{len(asked.tasks)} evaluation tasks ({', '.join(asked.tasks)})"
-        screen().print(f"Then each model is asked {tasks}, for which no time is estimated.")

@@ -91,7 +91,6 @@ class Artefact:
             drawings=self.drawings(scale),
             notes=self.notes,
             missing=self.missing,
-            tasks=self.tasks,
         )
 
 

@@ -1,20 +1,44 @@
-"""Boards (tiny-lm@64x32) and arms (plain,lime:router=last) by their names, and studies of them."""
+"""Boards (tiny-lm@64x32) and arms (plain,lime:router=last) by their names, and studies of them.
+
+Arms are variants of a decoder of ours, or ways of going on training a model of transformers.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
 
+import layermem
 from layermem.models.registry import BUILT_WITH, check_names, list_variants, lookup
-from layermem_bench.config.run import Model, Run
+from layermem_bench.config.named_options import merged
+from layermem_bench.config.run import Host, Model, Run
 from layermem_bench.costs.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.run.setup import adds_parameters, check_options
 from layermem_bench.studies.definition import Arm, Board, Study
 from layermem_bench.studies.planning import plain_parameters, with_parameters
-from layermem_bench.studies.recipe import VARIANTS, with_recipe
 
-_SHAPE = re.compile(r"(?P<layers>[1-9]\d*)x(?P<width>[1-9]\d*)")
+RECIPE = tuple(f"{name}={str(value).lower()}" for name, value in layermem.RECIPE.items())
+"""``layermem.RECIPE`` as options of an arm."""
+VARIANTS = {"recipe": "lime", "recipe_half": "lime_half"}
+"""Names of arms, and the variants that they stand for with these options."""
+_NO_MEMORY = {"memory": "none", "window": None}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("all weights, no memory", {**_NO_MEMORY, "train": "all"}),
+    "lora": ("LoRA on keys and values, no memory", {**_NO_MEMORY, "train": "lora"}),
+    "routers": ("memory, its routers alone", {"train": "routers", "shares_kv": True}),
+    "apart": (
+        "memory with routers apart for keys and values, these alone",
+        {"train": "routers", "shares_kv": False},
+    ),
+    "all": ("memory, all weights", {"train": "all"}),
+}
+"""Ways of going on training a model, with what each is and the fields of ``Host`` that make it."""
+# Share of a run's steps, at most, over which learning rates rise.
+_MOST_WARMUP = 0.1
 
 
 def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -28,29 +52,29 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     for name in _separated(names):
         if name == "all":
-            arms |= {each: (each, ()) for each in dict.fromkeys(("plain", *list_variants()))}
+            arms |= {each: (each, ()) for each in ("plain", *list_variants())}
             continue
-        if name in arms:
-            raise ValueError(f"the arm {name} is named twice")
-        variant, *options = with_recipe(*name.split(":"))
-        fields = Model(options=tuple(options)).variant_fields()
-        check_names(lookup(variant, VARIANTS), fields.keys() - BUILT_WITH)
-        arms[name] = variant, tuple(options)
+        variant, *given = name.split(":")
+        parts, options = variant.split("+"), tuple(given)
+        if VARIANTS.keys() & {*parts}:
+            variant = "+".join(VARIANTS.get(part, part) for part in parts)
+            options = merged(RECIPE, given)
+        asked = Model(options=options).variant_fields()
+        check_names(lookup(variant, VARIANTS), asked.keys() - BUILT_WITH)
+        arms[name] = variant, options
     return arms
 
 
-def _separated(names: str) -> Iterator[str]:
-    """Yield what commas outside of brackets separate."""
-    depth, name = 0, ""
-    for letter in f"{names},":
+def _separated(names: str) -> list[str]:
+    """Return what commas outside of brackets separate."""
+    found, depth = [""], 0
+    for letter in names:
         depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth <= 0:
-            yield name.strip()
-            depth, name = 0, ""
+        if letter == "," and depth == 0:
+            found.append("")
         else:
-            name += letter
-    if name:
-        raise ValueError(f"a bracket is left open in {names!r}")
+            found[-1] += letter
+    return [each.strip() for each in found]
 
 
 def as_named_arm(run: Run) -> Run:
@@ -61,7 +85,7 @@ def as_named_arm(run: Run) -> Run:
             f"a run trains one variant, got {run.variant}; several are for layermem study"
         )
     ((name, (variant, options)),) = arms.items()
-    both = {each.partition("=")[0] for each in options} & run.model.variant_fields().keys()
+    both = Model(options=options).variant_fields().keys() & run.model.variant_fields().keys()
     if both:
         raise ValueError(
             f"--variant {name} says {', '.join(sorted(both))} itself: give it there "
@@ -77,53 +101,30 @@ def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
 
     ``optim.router_lr`` is left out of arms that add no parameters.
     """
-    arms, first_of = [], dict[tuple[str, str, str], str]()
-    asked = parse_arms(names if isinstance(names, str) else ",".join(names))
+    arms, asked = [], parse_arms(names if isinstance(names, str) else ",".join(names))
     for name, (variant, options) in asked.items():
-        run = _as_variant(base, variant, options, router_lr=True)
+        change = partial(_as_variant, variant=variant, options=options)
         try:
-            config = check_options(run.variant, run.model).to_json_string(use_diff=False)
+            check_options(variant, change(base).model)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        takes = run.optim.router_lr is None or adds_parameters(run.variant, run.model)
-        change = partial(_as_variant, variant=variant, options=options, router_lr=takes)
-        # An option may give a field the value that it has anyway: two arms would be one run.
-        built_with = {k: v for k, v in run.model.variant_fields().items() if k in BUILT_WITH}
-        bare = replace(change(base), model=replace(run.model, options=()))
-        if (first := first_of.setdefault((bare.id, config, str(built_with)), name)) != name:
-            raise ValueError(f"{first} and {name} are the same run: name one")
         arms.append(Arm(name=name, change=change))
     return tuple(arms)
 
 
-def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: bool) -> Run:
-    model = replace(run.model, options=(*run.model.options, *options))
-    optim = run.optim if router_lr else replace(run.optim, router_lr=None)
+def _as_variant(run: Run, variant: str, options: tuple[str, ...]) -> Run:
+    model, optim = replace(run.model, options=(*run.model.options, *options)), run.optim
+    if optim.router_lr is not None and not adds_parameters(variant, model):
+        optim = replace(optim, router_lr=None)
     return replace(run, variant=variant, model=model, optim=optim)
 
 
 def board_of(
-    run: Run,
-    variants: str,
-    rates: Sequence[float] = (),
-    *,
-    name: str = "",
-    shape: str = "",
+    run: Run, variants: str, rates: Sequence[float] = (), *, name: str = "", shape: str = ""
 ) -> Board:
     """Return a board of variants; the run's own variant has no effect."""
-    return Board(
-        name=name or run.preset,
-        base=run,
-        arms=arms_of_variants(variants, run),
-        rates=tuple(rates),
-        shape=shape,
-    )
-
-
-def board_of_one(run: Run, arm: str = "") -> Board:
-    """Return the board of a run whose one arm, of this name, is the run as it is."""
-    arms = (Arm(name=arm or run.labels.arm or run.variant, change=lambda base: base),)
-    return Board(name=run.preset, base=run, arms=arms)
+    arms = arms_of_variants(variants, run)
+    return Board(name=name or run.preset, base=run, arms=arms, rates=tuple(rates), shape=shape)
 
 
 def open_boards(names: Sequence[str], variants: str) -> list[Board]:
@@ -135,12 +136,12 @@ def open_boards(names: Sequence[str], variants: str) -> list[Board]:
     boards, firsts = list[Board](), dict[str, Run]()
     for name in names:
         preset, at, shape = name.partition("@")
-        if at and not _SHAPE.fullmatch(shape):
-            raise ValueError(
-                f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
-            )
         run = get_preset(preset)
-        if shape:
+        if at:
+            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+                raise ValueError(
+                    f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
+                )
             run = reshaped(run, *map(int, shape.split("x")))
             first = firsts.setdefault(run.preset, run)
             if run is not first:
@@ -151,12 +152,35 @@ def open_boards(names: Sequence[str], variants: str) -> list[Board]:
     return boards
 
 
+def boards_of_recipe(
+    variants: str,
+    text: str | None,
+    held_out: str | None,
+    widths: Sequence[int],
+    lengths: Sequence[int],
+) -> list[Board]:
+    """Return a board of source code, and one of a text if there is one, for each width and number
+    of steps, `quiet-lm` in that shape; the last board is of arithmetic."""
+    base, boards = get_preset("quiet-lm"), []
+    layers = base.model.num_hidden_layers
+    texts = [("code", "stdlib", None), *([("text", text, held_out)] if text else [])]
+    for (name, source, validation), width, steps in product(texts, widths, lengths):
+        warmup = min(base.optim.warmup_steps, int(steps * _MOST_WARMUP))
+        run = replace(
+            reshaped(base, layers, width),
+            max_steps=steps,
+            eval_every=steps,
+            data=replace(base.data, source=source, validation=validation),
+            optim=replace(base.optim, warmup_steps=warmup),
+        )
+        boards.append(board_of(run, variants, name=f"{name}-{layers}x{width}-{steps}"))
+    return [*boards, board_of(get_preset("tiny-aet-4"), variants)]
+
+
 def study_of_variants(
     boards: Sequence[Board], seeds: Sequence[int], conditions: Sequence[str]
 ) -> Study:
     """Return the study of some boards."""
-    if not boards:
-        raise ValueError("name at least one board")
     names = [board.name for board in boards]
     arms = [arm.name for arm in boards[0].arms]
     shown = " against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
@@ -167,3 +191,69 @@ def study_of_variants(
         seeds=tuple(seeds),
         conditions=tuple(conditions),
     )
+
+
+def study_of_retrofit(
+    base: Run,
+    rates: Sequence[float],
+    router_rates: Sequence[float],
+    seeds: Sequence[int],
+    conditions: Sequence[str] = ("tokens", "time"),
+    ways: Sequence[str] = tuple(WAYS),
+) -> Study:
+    """Return the study of a run that trains a model of transformers with memory.
+
+    Memory starts as the identity, so that all arms of a seed start from one loss. ``rates``:
+    learning rates that every way tries but routers alone, which try ``router_rates``.
+    """
+    if "plain" not in ways or not {*ways} <= WAYS.keys():
+        raise ValueError(f"--ways: name plain and others of {', '.join(WAYS)}, got {ways}")
+    arms = tuple(
+        Arm(
+            name=way,
+            change=partial(_with_host, changes=changes),
+            rates=tuple(router_rates) if changes["train"] == "routers" else None,
+            with_rate=partial(_with_rate, highest=max(router_rates)),
+            note=note,
+        )
+        for way, (note, changes) in WAYS.items()
+        if way in ways
+    )
+    host = base.host
+    name = "retrofit-" + re.sub(r"[^\w.-]", "-", Path(str(host.model)).name)
+    memory = host.memory if host.window is None else f"{host.memory}, window {host.window}"
+    return Study(
+        name=name,
+        title=f"Does layer memory pay on {host.model}? (memory: {memory})",
+        boards=(Board(name=name, base=base, arms=arms, rates=tuple(rates)),),
+        seeds=tuple(seeds),
+        conditions=tuple(conditions),
+    )
+
+
+def way_of(host: Host) -> str:
+    """Return the way in which a run goes on training a model of transformers."""
+    return next(way for way, (_, changes) in WAYS.items() if vars(host) | changes == vars(host))
+
+
+def options_of(host: Host) -> tuple[str, ...]:
+    """Return what a host has beside its way, each NAME=VALUE."""
+    said = WAYS[way_of(host)][1].keys() | {"model", "revision", "train"}
+    others = {f.name: f.default for f in fields(Host) if f.name not in said}
+    values = {name: getattr(host, name) for name in others}
+    return tuple(f"{name}={value}" for name, value in values.items() if value != others[name])
+
+
+def _with_host(run: Run, changes: dict[str, Any]) -> Run:
+    """Return a run with changes to its host; without memory there is no rate of routers."""
+    host = replace(run.host, **changes)
+    optim = replace(run.optim, router_lr=None) if host.memory == "none" else run.optim
+    return replace(run, host=host, optim=optim)
+
+
+def _with_rate(run: Run, rate: float, highest: float) -> Run:
+    if run.host.train == "routers":
+        return replace(run, optim=replace(run.optim, router_lr=rate))
+    # 100 times 1e-3 is more than routers alone can use, and was seen to be worse.
+    router_lr = None if run.host.memory == "none" else min(100 * rate, highest)
+    return replace(run, optim=replace(run.optim, lr=rate, router_lr=router_lr))

@@ -1,25 +1,42 @@
 """Carries a study out: rates are chosen, missing runs trained, and all that came of it returned.
 
-An arm that diverged at every rate is not trained further. Runs that fail are in no mean.
+An executor has the runs trained; ended ones are left alone, begun ones resumed. An arm that
+diverged at every rate is not trained further. Runs that fail are in no mean.
 """
 
 import logging
-from collections.abc import Mapping
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.result_files import to_json
+from layermem_bench.config.run import Run
 from layermem_bench.costs.model_sizes import unknown_size
-from layermem_bench.studies import planning
+from layermem_bench.run.folder import ERRORS, RunFolder
+from layermem_bench.run.progress import RunsProgress
+from layermem_bench.studies import planning, records
 from layermem_bench.studies.definition import Board, Study
-from layermem_bench.studies.executors import Executor, Launching, executor_of
+from layermem_bench.studies.executors import (
+    Executor,
+    Launching,
+    command_of,
+    executor_of,
+    is_taken,
+)
 from layermem_bench.studies.gathering import RESULT, STUDIES, gather, replaced_result
-from layermem_bench.studies.launching import train_missing
-from layermem_bench.studies.records import RecordedRuns, add_labels
-from layermem_bench.studies.result import MeasuredSteps, StudyResult
-from layermem_bench.studies.steps import STEPS, measured_steps
+from layermem_bench.studies.records import RecordedRuns, add_labels, is_finished
+from layermem_bench.studies.result import LOSS, MeasuredSteps, StudyResult
+from layermem_bench.studies.steps import measured_steps
 
+# Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
+_POLL_INTERVAL, _POLL_INTERVAL_PER_RUN = 0.5, 0.02
 logger = logging.getLogger(__name__)
 
 
@@ -29,10 +46,7 @@ def result_folder(study: Study, out: Path) -> Path:
 
 
 def carry_out(
-    study: Study,
-    out: Path,
-    command: str = "",
-    launcher: Executor | None = None,
+    study: Study, out: Path, command: str = "", launcher: Executor | None = None
 ) -> tuple[StudyResult, str | None]:
     """Train what is missing; return the result, and what failed (None: nothing).
 
@@ -40,36 +54,35 @@ def carry_out(
     ``launcher``: None: processes here, one at once.
     """
     recorded, folder = RecordedRuns(out), result_folder(study, out)
+    launch = launcher or executor_of(Launching())
     check_conditions(study)
     done: dict[str, planning.Done] = {}
-    failures: list[str | None] = []
+    failures: list[str] = []
     for stage in planning.stages(study.boards):
+        # Before any training, as steps that cannot be compared with are refused.
+        timed = stage if "time" in study.conditions else ()
+        steps = {board.name: measured_steps(board, out) for board in timed}
         attempts: planning.Plan = {}
-        steps: dict[str, MeasuredSteps] = {}
         for board in stage:
-            # Before any training, as steps that cannot be compared with are refused.
-            if "time" in study.conditions:
-                arms = {arm.name: arm.change(board.base) for arm in board.arms}
-                here = out / board.name
-                steps[board.name] = measured_steps(here / STEPS, board.base, arms, here / "time")
             attempts |= planning.trials(board)
-        launch = launcher or executor_of(Launching())
-        if failure := train_planned(attempts, recorded, launch):
-            # The choice would be without a learning rate by accident.
-            raise RuntimeError(failure)
+        # Where one fails, the choice would be without a learning rate by accident.
+        train_missing(_unrecorded(attempts, recorded), out, launch)
         counting: planning.Plan = {}
         for board in stage:
             done[board.name] = _plan(study, board, recorded, done, steps.get(board.name))
             counting |= done[board.name].counting
-        failures.append(train_planned(counting, recorded, launch))
-        for name, planned in counting.items():
-            of_run = recorded.folder_of(name, planned.run)
+        try:
+            train_missing(_unrecorded(counting, recorded), out, launch)
+        except RuntimeError as error:
+            failures.append(str(error))
+        for name, run in counting.items():
+            of_run = recorded.folder_of(name, run)
             if of_run.final.exists():
-                add_labels(of_run, planned.run.labels)
+                add_labels(of_run, run.labels)
     result = gather(study, done, recorded, replaced_result(folder / RESULT), folder)
     result = replace(result, command=command)
     write_atomically(folder / RESULT, to_json(result))
-    return result, "; ".join(filter(None, failures)) or None
+    return result, "; ".join(failures) or None
 
 
 def check_conditions(study: Study) -> None:
@@ -93,8 +106,7 @@ def _plan(
     steps: MeasuredSteps | None,
 ) -> planning.Done:
     """Return the runs that count of a board whose trials are recorded."""
-    tried = planning.read_trials(board, recorded)
-    choices, lost = planning.choices_of(board, tried)
+    tried, choices, lost = planning.choose(board, recorded)
     before = done[board.starts_from.name] if board.starts_from else None
     lost |= before.lost if before else frozenset()
     if len(lost) == len(board.arms):
@@ -104,29 +116,121 @@ def _plan(
     at_tokens = planning.counting_runs(
         board, study.seeds, choices, recorded.path_of, before.choices if before else None
     )
-    by_condition = {
-        condition: planning.at_condition(condition, at_tokens, board, steps)
-        for condition in study.conditions
-    }
+    runs = planning.at_conditions(study.conditions, at_tokens, board, steps)
     return planning.Done(
-        board=board,
-        tried=tried,
-        choices=choices,
-        lost=lost,
-        runs=planning.with_conditions(by_condition),
-        steps=steps,
+        board=board, tried=tried, choices=choices, lost=lost, runs=runs, steps=steps
     )
 
 
-def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Executor) -> str | None:
-    """Train what is recorded nowhere; return what failed (None: nothing)."""
-    runs = {name: planned.run for name, planned in plan.items()}
-    own = {n: run for n, run in runs.items() if recorded.path_of(n, run) == recorded.out / n}
-    if len(own) < len(runs):
-        logger.info("%d of %d runs are recorded by other names", len(runs) - len(own), len(runs))
+def _unrecorded(plan: planning.Plan, recorded: RecordedRuns) -> planning.Plan:
+    """Return the runs that are recorded nowhere, or under their own names."""
+    return {n: run for n, run in plan.items() if recorded.path_of(n, run) == recorded.out / n}
+
+
+def train_missing(runs: Mapping[str, Run], out: Path, executor: Executor) -> None:
+    """Train every run that has not ended, each in its own folder of ``out``.
+
+    A folder that holds another run is an error before the first step. A run that another process
+    is training is waited for. A run that fails leaves its error in ``error.txt`` in its folder; the
+    others go on, and the failures are raised together at the end. A failed run is tried again the
+    next time; one that diverged would do so again, and is left as it is.
+    """
+    work = {name: (run, RunFolder(out / name)) for name, run in runs.items()}
+    for run, folder in work.values():
+        records.check_usable(folder, run)
+    missing = [name for name in work if not is_finished(*work[name])]
+    logger.info("%d of %d runs are to be done", len(missing), len(runs))
+    failed = _train_all(work, missing, executor)
+    if failed:
+        what = "; ".join(f"{name} {reason}" for name, reason in failed.items())
+        left = f"; {len(missing)} were not begun, as the first two failed" if missing else ""
+        raise RuntimeError(
+            f"{len(failed)} of {len(runs)} runs failed: {what}; see "
+            f"{out / next(iter(failed)) / ERRORS}{left}. The others are kept; the same command "
+            "tries what failed again"
+        )
+
+
+def _train_all(
+    work: Mapping[str, tuple[Run, RunFolder]], waiting: list[str], executor: Executor
+) -> dict[str, str]:
+    """Train the waiting runs, as many at once as there is room for; return which failed, and how.
+
+    Where the first two runs fail, no other is begun: those stay in ``waiting``.
+    """
+    failed: dict[str, str] = {}
+    active: list[str] = []
+    count, progress = 0, RunsProgress(len(waiting))
+    with _sigterm_raises():
+        try:
+            while active or (waiting and (count or len(failed) < 2)):
+                untaken = (name for name in waiting if not is_taken(work[name][1].path))
+                free = list(islice(untaken, executor.room()))
+                for name in free:
+                    waiting.remove(name)
+                    active.append(name)
+                    progress.begin(name, work[name][0].max_steps)
+                # What another command was training may have ended meanwhile.
+                codes = {name: 0 for name in free if is_finished(*work[name])}
+                begun = [name for name in free if name not in codes]
+                for name in begun:
+                    _append_note(work[name][1], f"begun at {datetime.now(UTC):%F %T} UTC")
+                executor.start({name: command_of(*work[name], executor.asked) for name in begun})
+                codes |= executor.ended()
+                for name, code in codes.items():
+                    active.remove(name)
+                    progress.end(name)
+                    run, folder = work[name]
+                    if not is_finished(run, folder) and is_taken(folder.path):
+                        # Another command was quicker, or its worker died and its process lives.
+                        waiting.append(name)
+                    elif reason := _report_end(name, run, folder, code):
+                        failed[name] = reason
+                    else:
+                        count += 1
+                for name in active:
+                    progress.update(name, work[name][1].last_row())
+                if not codes and (active or waiting):
+                    time.sleep(max(_POLL_INTERVAL, _POLL_INTERVAL_PER_RUN * len(active)))
+        finally:
+            progress.close()
+            executor.stop()
+    return failed
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that ``finally`` blocks run, as at Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        if own:
-            train_missing(own, recorded.out, launcher)
-    except RuntimeError as error:
-        return str(error)
-    return None
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None:
+    """Log how a run ended; return how it failed, None if it did not."""
+    if divergence := records.read_divergence(folder, run.id):
+        logger.warning("%s diverged, %s", name, divergence)
+        return None
+    if folder.final.exists():
+        loss = records.read_metrics(folder, run)[LOSS]
+        (folder.path / ERRORS).unlink(missing_ok=True)
+        logger.info("%s: validation loss %.4f", name, loss)
+        return None
+    if code < 0:
+        hint = "; was there too little memory?" if code == -signal.SIGKILL else ""
+        how = f"was killed by signal {-code}{hint}"
+    else:
+        how = f"ended with exit code {code}" if code else "stopped before its last step"
+    _append_note(folder, how)
+    reason = records.read_failure(folder) or how
+    logger.error("%s %s", name, reason)
+    return reason
+
+
+def _append_note(folder: RunFolder, text: str) -> None:
+    """Add a line to what a run's processes have written."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with (folder.path / ERRORS).open("a", encoding="utf-8") as log:
+        log.write(f"{records.NOTE}{text}\n")

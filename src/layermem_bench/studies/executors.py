@@ -11,25 +11,24 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 import yaml
 
 from layermem_base.files import write_atomically
 from layermem_base.number_ranges import above, at_least, number
-
-if TYPE_CHECKING:
-    from layermem_bench.config.run import Run
-    from layermem_bench.run.folder import RunFolder
+from layermem_bench.config.run import Run, to_dict
+from layermem_bench.run.folder import ERRORS, RunFolder
 
 logger = logging.getLogger(__name__)
-LOGS = ".slurm"
-"""Folder of submitit's files, beside the runs' folders."""
 _ASKED = "asked.yaml"
+# Folder of submitit's files, beside the runs' folders.
+_LOGS = ".slurm"
 # Runs of one array: Slurm's own limit (MaxArraySize) is 1001 unless its administrator changed it.
 _LONGEST_ARRAY = 1000
 # Times that a run begins again where its machine died, or its hours were over.
@@ -59,14 +58,8 @@ class Launching:
     there are GPUs, with slurm what the partition gives."""
     cpus: int = number(1, at_least(1))
     """CPU cores of a run on a cluster."""
-    memory_gb: float | None = number(None, above(0))
-    """Memory of a run on a cluster in GB; None: what the cluster gives."""
     slurm: tuple[str, ...] = ()
-    """Further options of sbatch, as KEY=VALUE (partition=gpu account=physics)."""
-
-    def __post_init__(self) -> None:
-        if wrong := [option for option in self.slurm if "=" not in option]:
-            raise ValueError(f"--slurm must be KEY=VALUE each, got {wrong[0]!r}")
+    """Further options of sbatch, as KEY=VALUE (partition=gpu account=physics mem=64G)."""
 
 
 @dataclass(kw_only=True)
@@ -78,20 +71,18 @@ class Command:
     """The run's folder; its file of errors gets what the process writes to standard error."""
     directory: Path
     """Where the study was started: paths in configs may begin there."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     """What is set beside the environment of whoever starts it."""
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False, repr=False)
 
-    def start(self, **environment: str) -> "subprocess.Popen[bytes]":
+    def start(self) -> "subprocess.Popen[bytes]":
         """Start the process, in a group of its own: Ctrl-C is for whoever starts it."""
-        from layermem_bench.run.folder import ERRORS
-
         with (self.folder / ERRORS).open("ab") as log:
             return subprocess.Popen(
                 self.arguments,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env={**environment, **os.environ, **self.environment},
+                env={**os.environ, **self.environment},
                 cwd=self.directory,
                 start_new_session=True,
             )
@@ -125,10 +116,8 @@ class Command:
         return DelayedSubmission(self)
 
 
-def command_of(run: "Run", folder: "RunFolder", asked: Launching) -> Command:
+def command_of(run: Run, folder: RunFolder, asked: Launching) -> Command:
     """Write a run's config into its folder; return the command that trains it there."""
-    from layermem_bench.config.run import to_dict
-
     path = folder.path.resolve()
     write_atomically(path / _ASKED, yaml.safe_dump(to_dict(run), sort_keys=False))
     module = ["-m", "layermem", "train", "--config", str(path / _ASKED)]
@@ -138,135 +127,134 @@ def command_of(run: "Run", folder: "RunFolder", asked: Launching) -> Command:
             # Without it they have 30 seconds to save.
             torchrun.append(f"--shutdown-timeout={_TO_SAVE}")
         module = [*torchrun, *module]
-    return Command(
-        arguments=(sys.executable, *module, "--out", str(path), "--resume"),
-        folder=path,
-        directory=Path.cwd(),
-    )
+    arguments = (sys.executable, *module, "--out", str(path), "--resume")
+    return Command(arguments=arguments, folder=path, directory=Path.cwd())
 
 
-class Executor(Protocol):
-    """What carries out the commands of many runs."""
+class Executor(ABC):
+    """Has commands carried out, as many at once as there is ``room``; an engine says how one is
+    submitted, asked whether it has ended, and stopped."""
 
-    asked: Launching
+    def __init__(self, asked: Launching, most: int) -> None:
+        self.asked, self._most = asked, most
+        self._running: dict[str, tuple[Any, Path]] = {}
+
+    @abstractmethod
+    def _submit(self, commands: list[Command]) -> list[Any]:
+        """Submit commands; return what stands for each of them."""
+
+    @abstractmethod
+    def _poll(self, job: Any) -> int | None:
+        """Return the exit code of a job; None: it has not ended."""
+
+    @abstractmethod
+    def _cancel(self, job: Any) -> None:
+        """Ask a job to save and end."""
 
     def room(self) -> int:
         """Return how many more runs may be started now."""
+        return self._most - len(self._running)
 
     def start(self, commands: Mapping[str, Command]) -> None:
         """Start commands by the names of their runs, and return at once."""
+        jobs = self._submit([*commands.values()]) if commands else []
+        for (name, command), job in zip(commands.items(), jobs, strict=True):
+            self._running[name] = job, command.folder
 
     def ended(self) -> dict[str, int]:
         """Return the exit code of each run that has ended since this was last asked."""
-
-    def stop(self) -> None:
-        """Ask the runs that have not ended to save and end, and wait until they have."""
-
-
-class LocalProcesses:
-    """Processes of this machine, ``jobs`` at once, which share its cores and take turns on GPUs."""
-
-    def __init__(self, asked: Launching | None = None) -> None:
-        self.asked = asked or Launching()
-        self._jobs = self.asked.jobs or 1
-        self._processes: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
-
-    def room(self) -> int:
-        return self._jobs - len(self._processes)
-
-    def start(self, commands: Mapping[str, Command]) -> None:
-        threads = str(max(1, (os.cpu_count() or 1) // self._jobs))
-        for name, command in commands.items():
-            slot = min(set(range(self._jobs)) - {slot for slot, _ in self._processes.values()})
-            command.environment = gpu_environment(slot)
-            self._processes[name] = slot, command.start(OMP_NUM_THREADS=threads)
-
-    def ended(self) -> dict[str, int]:
-        polled = {name: process.poll() for name, (_, process) in self._processes.items()}
+        polled = {name: self._poll(job) for name, (job, _) in self._running.items()}
         codes = {name: code for name, code in polled.items() if code is not None}
         for name in codes:
-            del self._processes[name]
+            del self._running[name]
         return codes
 
     def stop(self) -> None:
-        for _, process in self._processes.values():
-            process.terminate()
-        for _, process in self._processes.values():
-            process.wait()
-        self._processes.clear()
+        """Ask the runs that have not ended to save and end, and wait until they have."""
+        folders = [folder for _, folder in self._running.values()]
+        for job, _ in self._running.values():
+            self._cancel(job)
+        end = time.monotonic() + _TO_SAVE
+        while (self._running or any(map(is_taken, folders))) and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+            self.ended()
+        self._running.clear()
 
 
-def gpu_environment(slot: int) -> dict[str, str]:
-    """Return the environment variable that gives a process one of several GPUs, in turn."""
-    import torch
+class LocalProcesses(Executor):
+    """Processes of this machine, which share its cores and take turns on its GPUs."""
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if len(devices) > 1 else {}
+    def __init__(self, asked: Launching | None = None) -> None:
+        asked = asked or Launching()
+        super().__init__(asked, asked.jobs or 1)
+        self._slots: list[subprocess.Popen[bytes] | None] = [None] * self._most
+
+    def _submit(self, commands: list[Command]) -> list[Any]:
+        import torch
+
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
+        threads, processes = str(max(1, (os.cpu_count() or 1) // self._most)), []
+        for command in commands:
+            slot = [each is None or each.poll() is not None for each in self._slots].index(True)
+            command.environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+            if len(gpus) > 1:
+                command.environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+            self._slots[slot] = process = command.start()
+            processes.append(process)
+        return processes
+
+    def _poll(self, job: "subprocess.Popen[bytes]") -> int | None:
+        return job.poll()
+
+    def _cancel(self, job: "subprocess.Popen[bytes]") -> None:
+        job.terminate()
 
 
-class SlurmArray:
-    """Runs started together are one job array, through submitit; one array at a time.
+class SlurmArray(Executor):
+    """Jobs of Slurm through submitit: runs started together are one array.
 
     ``cluster``: "local" carries submitit's jobs out as processes of this machine.
     """
 
     def __init__(self, asked: Launching, cluster: Literal["slurm", "local"] = "slurm") -> None:
-        self.asked, self._cluster = asked, cluster
-        self._submitit = _import("submitit")
-        further = dict(option.split("=", 1) for option in asked.slurm)
+        super().__init__(asked, _LONGEST_ARRAY)
+        self._cluster, self._submitit = cluster, _import("submitit")
         parameters = {
             "timeout_min": round(60 * asked.hours),
             "cpus_per_task": asked.cpus,
             "gpus_per_node": asked.gpus,
-            "mem_gb": asked.memory_gb,
             "slurm_array_parallelism": asked.jobs or _LONGEST_ARRAY,
-            "slurm_additional_parameters": further,
+            "slurm_additional_parameters": dict(each.partition("=")[::2] for each in asked.slurm),
         }
         self._parameters = {name: value for name, value in parameters.items() if value is not None}
-        self._jobs: dict[str, Any] = {}
 
-    def room(self) -> int:
-        return 0 if self._jobs else _LONGEST_ARRAY
-
-    def start(self, commands: Mapping[str, Command]) -> None:
-        if not commands:
-            return
-        logs = next(iter(commands.values())).folder.parent / LOGS
+    def _submit(self, commands: list[Command]) -> list[Any]:
+        logs = commands[0].folder.parent / _LOGS
         executor = self._submitit.AutoExecutor(
             logs, cluster=self._cluster, slurm_max_num_timeout=_RETRIES
         )
         executor.update_parameters(**self._parameters)
-        jobs = executor.submit_array([*commands.values()])
-        self._jobs |= dict(zip(commands, jobs, strict=True))
+        jobs: list[Any] = executor.submit_array(commands)
         logger.info("%d runs are Slurm's job %s; logs: %s", len(jobs), jobs[0].job_id, logs)
+        return jobs
 
-    def ended(self) -> dict[str, int]:
-        codes = {}
-        for name in [name for name, job in self._jobs.items() if job.done()]:
-            job = self._jobs.pop(name)
-            try:
-                codes[name] = job.result()
-            except self._submitit.core.utils.UncompletedJobError as error:
-                logger.error("%s: Slurm's job %s: %s", name, job.job_id, error)
-                codes[name] = 1
-        return codes
+    def _poll(self, job: Any) -> int | None:
+        try:
+            return job.result() if job.done() else None
+        except self._submitit.core.utils.UncompletedJobError as error:
+            logger.error("Slurm's job %s: %s", job.job_id, error)
+            return 1
 
-    def stop(self) -> None:
-        for job in self._jobs.values():
-            # Slurm sends SIGTERM to all of a job's processes: the run saves and ends.
-            job.cancel(check=False)
-        end = time.monotonic() + _TO_SAVE
-        while any(not job.done() for job in self._jobs.values()) and time.monotonic() < end:
-            time.sleep(_POLL_SECONDS)
-        self._jobs.clear()
+    def _cancel(self, job: Any) -> None:
+        # Slurm sends SIGTERM to all of a job's processes.
+        job.cancel(check=False)
 
 
-class RayTasks:
+class RayTasks(Executor):
     """A task of Ray for each run, as many at once as the cluster has room for, or ``jobs``."""
 
     def __init__(self, asked: Launching) -> None:
-        self.asked = asked
         # A study sends nothing anywhere unless its user wants that.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if asked.address is None:
@@ -282,47 +270,30 @@ class RayTasks:
             )
         cluster = ray.cluster_resources()
         gpus = asked.gpus if asked.gpus is not None else int(cluster.get("GPU", 0) > 0)
-        memory = 1e9 * (asked.memory_gb or 0)
-        needed = {"CPU": asked.cpus, "GPU": gpus, "memory": memory}
+        needed = {"CPU": asked.cpus, "GPU": gpus}
         room = min(int(cluster.get(name, 0) // each) for name, each in needed.items() if each)
         if room < 1:
             raise ValueError(f"Ray has no room for a run: it needs {needed}, there is {cluster}")
-        self._most = min(room, asked.jobs or room)
+        super().__init__(asked, min(room, asked.jobs or room))
         self._train = ray.remote(_carry_out).options(
-            num_cpus=asked.cpus, num_gpus=gpus, memory=memory or None, max_retries=_RETRIES
+            num_cpus=asked.cpus, num_gpus=gpus, max_retries=_RETRIES
         )
-        self._tasks: dict[str, tuple[Any, Path]] = {}
 
-    def room(self) -> int:
-        return self._most - len(self._tasks)
-
-    def start(self, commands: Mapping[str, Command]) -> None:
+    def _submit(self, commands: list[Command]) -> list[Any]:
         passed = {name: text for name, text in os.environ.items() if name.startswith(_PASSED_ON)}
-        for name, command in commands.items():
+        for command in commands:
             command.environment = {"OMP_NUM_THREADS": str(self.asked.cpus), **passed}
-            self._tasks[name] = self._train.remote(command), command.folder
+        return [self._train.remote(command) for command in commands]
 
-    def ended(self) -> dict[str, int]:
-        codes = {}
-        for name, (task, _) in [*self._tasks.items()]:
-            if not self._ray.wait([task], timeout=0)[0]:
-                continue
-            del self._tasks[name]
-            try:
-                codes[name] = self._ray.get(task)
-            except self._ray.exceptions.RayError as error:
-                logger.error("%s: %s: %s", name, type(error).__name__, error)
-                codes[name] = 1
-        return codes
+    def _poll(self, job: Any) -> int | None:
+        try:
+            return self._ray.get(job) if self._ray.wait([job], timeout=0)[0] else None
+        except self._ray.exceptions.RayError as error:
+            logger.error("%s: %s", type(error).__name__, error)
+            return 1
 
-    def stop(self) -> None:
-        for task, _ in self._tasks.values():
-            self._ray.cancel(task)
-        end = time.monotonic() + _TO_SAVE
-        folders = [folder for _, folder in self._tasks.values()]
-        while any(map(is_taken, folders)) and time.monotonic() < end:
-            time.sleep(_POLL_SECONDS)
-        self._tasks.clear()
+    def _cancel(self, job: Any) -> None:
+        self._ray.cancel(job)
 
 
 def _carry_out(command: Command) -> int:
@@ -332,8 +303,6 @@ def _carry_out(command: Command) -> int:
 
 def is_taken(folder: Path) -> bool:
     """Return whether a process is training in a run's folder."""
-    from layermem_bench.run.folder import RunFolder
-
     if not folder.exists():
         return False
     try:
@@ -354,5 +323,5 @@ def _import(name: str) -> Any:
 
 def executor_of(asked: Launching) -> Executor:
     """Return the executor that was asked for, connected to its cluster."""
-    executors: Mapping[str, Any] = {"slurm": SlurmArray, "ray": RayTasks, "local": LocalProcesses}
-    return executors[asked.launcher](asked)
+    engines: Mapping[str, Any] = {"slurm": SlurmArray, "ray": RayTasks, "local": LocalProcesses}
+    return engines[asked.launcher](asked)

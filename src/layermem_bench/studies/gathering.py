@@ -100,8 +100,7 @@ def gather(
 def _read(plan: Plan, recorded: RecordedRuns) -> list[Labelled]:
     """Return planned runs with what they recorded, wherever they lie and stand."""
     members = []
-    for name, planned in plan.items():
-        run = planned.run
+    for name, run in plan.items():
         folder = recorded.folder_of(name, run)
         record = standing(name, run, folder)
         if record.state == "ended":

@@ -15,6 +15,7 @@ from layermem_bench.config.labels import Labels
 from layermem_bench.config.result_files import to_json
 from layermem_bench.config.run import Run
 from layermem_bench.run.folder import RunFolder, recorded_run, unique_names
+from layermem_bench.studies.boards import options_of, way_of
 from layermem_bench.studies.definition import ALL_CONDITIONS, CHOOSING_SEED
 from layermem_bench.studies.gathering import (
     AS_RECORDED,
@@ -24,7 +25,6 @@ from layermem_bench.studies.gathering import (
     metrics_of,
     replaced_result,
 )
-from layermem_bench.studies.hosts import options_of, way_of
 from layermem_bench.studies.records import check_comparable, naming_damage, read_record, run_folders
 from layermem_bench.studies.result import Board, StudyResult
 

@@ -4,14 +4,14 @@ BOARD/rates/ARM-lrRATE-s1000    every arm with every rate (or ARM-lrRATE-ownRATE
 BOARD/ARM-lrRATE-sSEED          every arm with what it chose and every seed
 BOARD/CONDITION/ARM-...         those of them that a condition makes other runs
 
-A condition is a function from a run to a run. Each run carries its labels.
+A condition is a function from a run to a run. Each run says by its labels where it belongs.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,6 @@ OWN_RATES = 1e-3, 3e-2
 """Lowest and highest learning rate that trials try for parameters that an arm adds."""
 # A difference in time that timing steps again would make as well.
 _SAME_TIME = 0.01
-_NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
-# Of an arm in a folder's name, which with rates and seed has at most 255 characters.
-_LONGEST_ARM = 160
 
 
 @dataclass(frozen=True)
@@ -49,26 +46,8 @@ class Tried:
     own_rate: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedRun:
-    """One run of a study; its labels say of which board and arm."""
-
-    run: Run
-    trial: Tried | None = None
-    """What it tries; None: it counts."""
-
-    @property
-    def board(self) -> str:
-        """Return the name of its board."""
-        return self.run.labels.board
-
-    @property
-    def arm(self) -> str:
-        """Return the name of its arm."""
-        return self.run.labels.arm
-
-
-Plan = dict[str, PlannedRun]
+Plan = dict[str, Run]
+"""Runs by the names of their folders."""
 Choices = Mapping[str, Tried]
 """What each arm chose; one that is not named takes the board's."""
 
@@ -89,7 +68,7 @@ class Done:
     @property
     def counting(self) -> Plan:
         """Return the runs that count and are trained."""
-        return {name: each for name, each in self.runs.items() if each.arm not in self.lost}
+        return {name: run for name, run in self.runs.items() if run.labels.arm not in self.lost}
 
 
 def stages(boards: Iterable[Board]) -> list[list[Board]]:
@@ -105,8 +84,7 @@ def trials(board: Board) -> Plan:
     for arm in board.arms:
         tries = candidates(board, arm)
         for tried in tries if len(tries) > 1 else ():
-            run = _run(board, arm, tried, CHOOSING_SEED)
-            _add(plan, f"{board.name}/rates", tried, PlannedRun(run=run, trial=tried))
+            _add_run(plan, f"{board.name}/rates", board, arm, tried, CHOOSING_SEED)
     return plan
 
 
@@ -116,7 +94,7 @@ def candidates(board: Board, arm: Arm) -> list[Tried]:
     With ``trials``, as many rates, evenly spaced on a logarithmic scale; an arm that adds
     parameters tries each with another rate of their own, spaced alike, in a mixed order.
     """
-    rates = board.rates_of(arm)
+    rates = dict.fromkeys(board.rates if arm.rates is None else arm.rates)
     if board.trials is None or not rates:
         return [Tried(rate) for rate in rates]
     spaced = _spaced(min(rates), max(rates), board.trials)
@@ -149,81 +127,70 @@ def counting_runs(
     ``path_of``: where a named run lies or would lie, for a board that starts from another, whose
     arms made the ``choices_before``.
     """
-    starts: dict[tuple[str, int], str] = {}
-    if board.starts_from:
-        before = counting_runs(board.starts_from, seeds, choices_before or {}, path_of)
-        for name, planned in before.items():
-            start = path_of(name, planned.run) / "final"
-            starts[planned.arm, planned.run.seed] = str(start)
     plan: Plan = {}
     for seed in seeds:
         for arm in board.arms:
-            tried = choices.get(arm.name)
-            run = _run(board, arm, tried, seed)
-            if pretrained := starts.get((arm.name, seed)):
-                run = replace(run, model=replace(run.model, pretrained=pretrained))
-            _add(plan, board.name, tried, PlannedRun(run=run))
+            _add_run(plan, board.name, board, arm, choices.get(arm.name), seed)
+    if board.starts_from is None:
+        return plan
+    before = counting_runs(board.starts_from, seeds, choices_before or {}, path_of)
+    starts = {
+        (run.labels.arm, run.seed): str(path_of(name, run) / "final")
+        for name, run in before.items()
+    }
+    for name, run in plan.items():
+        if pretrained := starts.get((run.labels.arm, run.seed)):
+            plan[name] = replace(run, model=replace(run.model, pretrained=pretrained))
     return plan
 
 
-def at_condition(
-    condition: str, at_tokens: Plan, board: Board, steps: MeasuredSteps | None
+def at_conditions(
+    conditions: Iterable[str], at_tokens: Plan, board: Board, steps: MeasuredSteps | None
 ) -> Plan:
-    """Return the runs of a condition; those that it does not change are those at equal tokens."""
+    """Return the runs of some conditions, each labelled with all conditions it counts under; those
+    that a condition does not change are those at equal tokens."""
+    ratios = steps.ratios if steps else {}
+    changes: dict[str, Callable[[Run], Run]] = {
+        "tokens": lambda run: run,
+        "time": lambda run: at_equal_time(run, ratios.get(run.labels.arm, 1.0)),
+        "parameters": lambda run: at_equal_parameters(run, board.base),
+    }
     plan: Plan = {}
-    for name, planned in at_tokens.items():
-        run = planned.run
-        if condition == "time" and steps is not None:
-            run = at_equal_time(run, steps.ratios[planned.arm])
-        elif condition == "parameters":
-            run = at_equal_parameters(run, board.base)
-        if run != planned.run:
+    for condition, (name, run) in product(conditions, at_tokens.items()):
+        changed = changes[condition](run)
+        if changed != run:
             name = f"{board.name}/{condition}/{name.rpartition('/')[2]}"
-        plan[name] = replace(planned, run=run)
+        labels = plan.get(name, changed).labels
+        labels = replace(labels, conditions=(*labels.conditions, condition))
+        plan[name] = replace(changed, labels=labels)
     return plan
 
 
-def with_conditions(plans: Mapping[str, Plan]) -> Plan:
-    """Return the runs of some conditions, each labelled with all conditions it counts under."""
-    plan: Plan = {}
-    for condition, of_condition in plans.items():
-        for name, planned in of_condition.items():
-            labels = plan.get(name, planned).run.labels
-            labels = replace(labels, conditions=(*labels.conditions, condition))
-            plan[name] = replace(planned, run=replace(planned.run, labels=labels))
-    return plan
-
-
-def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> Run:
+def _add_run(
+    plan: Plan, folder: str, board: Board, arm: Arm, tried: Tried | None, seed: int
+) -> None:
+    """Add a board's run of an arm with what it tries or chose; raise where another has its name:
+    one would stand for the other."""
     labels = Labels(board=board.name, arm=arm.name)
-    run = replace(arm.change(board.base), seed=seed, labels=labels)
-    if tried is None:
-        return run
-    if tried.own_rate is not None:
-        run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
-    return arm.with_rate(run, tried.rate)
-
-
-def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> None:
-    """Add a run under its name; raise where another has it: one would stand for the other."""
-    named = (("lr", tried.rate), ("own", tried.own_rate)) if tried else ()
-    rate = "".join(f"-{what}{value:g}" for what, value in named if value is not None)
-    name = f"{folder}/{name_in_folders(planned.arm)}{rate}-s{planned.run.seed}"
+    run, rates = replace(arm.change(board.base), seed=seed, labels=labels), ""
+    if tried is not None:
+        rates = f"-lr{tried.rate:g}"
+        if tried.own_rate is not None:
+            rates += f"-own{tried.own_rate:g}"
+            run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
+        run = arm.with_rate(run, tried.rate)
+    name = f"{folder}/{name_in_folders(arm.name)}{rates}-s{seed}"
     if name in plan:
         raise ValueError(
-            f"{plan[name].arm} and {planned.arm} would have one folder, {name}: let arms and "
+            f"{plan[name].labels.arm} and {arm.name} would have one folder, {name}: let arms and "
             "--rates differ in more than punctuation and the seventh digit"
         )
-    plan[name] = planned
+    plan[name] = run
 
 
 def name_in_folders(arm: str) -> str:
     """Return what stands for an arm in the names of its runs' folders."""
-    name = _NOT_IN_FOLDER_NAMES.sub("-", arm)
-    if len(name) <= _LONGEST_ARM:
-        return name
-    digest = hashlib.sha256(arm.encode()).hexdigest()[:8]
-    return f"{name[: _LONGEST_ARM - 9]}-{digest}"
+    return re.sub(r"[^\w.=-]", "-", arm)
 
 
 def at_equal_time(run: Run, ratio: float) -> Run:
@@ -272,40 +239,36 @@ def with_parameters(run: Run, target: int) -> Run:
     )
 
 
-def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
-    """Return what each arm of a board tried and chose; all trials must be recorded."""
+def choose(
+    board: Board, recorded: RecordedRuns
+) -> tuple[tuple[TriedRates, ...], dict[str, Tried], frozenset[str]]:
+    """Return what each arm of a board tried, what it takes, and the arms that diverged at every
+    rate; all trials must be recorded."""
     plan = trials(board)
-    folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
+    folders = {name: recorded.folder_of(name, run) for name, run in plan.items()}
     check_comparable(folders.values())
-    losses: dict[str, dict[Tried, float]] = {}
-    for name, planned in plan.items():
+    losses: dict[str, list[float]] = {}
+    for name, run in plan.items():
         # That a rate is too high for an arm, so that the run diverges, is a result.
-        is_lost = read_divergence(folders[name], planned.run.id) is not None
-        loss = math.inf if is_lost else read_metrics(folders[name], planned.run)[LOSS]
-        if planned.trial is not None:
-            losses.setdefault(planned.arm, {})[planned.trial] = loss
-    return tuple(tried_rates(arm, of_arm) for arm, of_arm in losses.items())
+        is_lost = read_divergence(folders[name], run.id) is not None
+        loss = math.inf if is_lost else read_metrics(folders[name], run)[LOSS]
+        losses.setdefault(run.labels.arm, []).append(loss)
+    tries = {arm.name: candidates(board, arm) for arm in board.arms}
+    tried = tuple(tried_rates(arm, tries[arm], of_arm) for arm, of_arm in losses.items())
+    choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}
+    choices |= {t.arm: Tried(t.chosen, t.own_chosen) for t in tried if t.chosen is not None}
+    return tried, choices, frozenset(losses) - choices.keys()
 
 
-def tried_rates(arm: str, losses: Mapping[Tried, float]) -> TriedRates:
+def tried_rates(arm: str, tries: Sequence[Tried], losses: Sequence[float]) -> TriedRates:
     """Return what an arm tried, and its choice: the lowest finite loss."""
-    finite = {tried: loss for tried, loss in losses.items() if math.isfinite(loss)}
+    finite = {tried: loss for tried, loss in zip(tries, losses, strict=True) if math.isfinite(loss)}
     best = min(finite, key=lambda tried: finite[tried], default=None)
     return TriedRates(
         arm=arm,
-        rates=tuple(tried.rate for tried in losses),
-        losses=tuple(finite.get(tried) for tried in losses),
+        rates=tuple(tried.rate for tried in tries),
+        losses=tuple(finite.get(tried) for tried in tries),
         chosen=best.rate if best else None,
-        own_rates=tuple(tried.own_rate for tried in losses if tried.own_rate is not None),
+        own_rates=tuple(tried.own_rate for tried in tries if tried.own_rate is not None),
         own_chosen=best.own_rate if best else None,
     )
-
-
-def choices_of(
-    board: Board, tried: Sequence[TriedRates]
-) -> tuple[dict[str, Tried], frozenset[str]]:
-    """Return what each arm of a board takes, and the arms that diverged at every rate."""
-    tries = {arm.name: candidates(board, arm) for arm in board.arms}
-    choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}
-    choices |= {t.arm: Tried(t.chosen, t.own_chosen) for t in tried if t.chosen is not None}
-    return choices, frozenset(each.arm for each in tried) - choices.keys()

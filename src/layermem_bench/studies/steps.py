@@ -4,11 +4,11 @@ The file of measured times stays, as numbers of steps at equal time follow from 
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from layermem_bench.costs.measuring import (
 )
 from layermem_bench.costs.model_sizes import model_sizes
 from layermem_bench.run.host_models import load_host
+from layermem_bench.studies.definition import Board
 from layermem_bench.studies.result import MeasuredSteps
 from layermem_bench.tasks.registry import vocabulary_and_length
 from layermem_bench.text.tokenizers import load_tokenizer
@@ -68,7 +69,7 @@ def shape_of(run: Run) -> Shape:
         micro_batches=max(1, run.optim.batch_size // batch),
         tokens=tokens,
         loss_chunk=chunk,
-        device=device(),
+        device="cuda" if torch.cuda.is_available() else "cpu",
         precision="bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
         mode="default" if run.compute.compile else "eager",
         checkpoint_activations=run.compute.checkpoint_activations,
@@ -76,80 +77,78 @@ def shape_of(run: Run) -> Shape:
     )
 
 
-def device() -> str:
-    """Return the device of a run here."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
-    """Return how long a step of each arm takes: as in ``file``, else measured and written there.
-
-    ``base`` is the run whose sizes and batch are taken. Arms that the file lacks are measured
-    against the first arm. ``runs`` is the folder of the runs whose lengths follow, for errors.
-    """
-    shape = shape_of(base)
-    if file.exists():
-        steps = read_steps(file, base, arms, runs)
-    else:
-        machine, digest = describe_machine(shape.device), base_of_step(base)
-        steps = MeasuredSteps(machine=machine, base=digest, rounds=_ROUNDS, seconds={}, ratios={})
+def measured_steps(board: Board, out: Path) -> MeasuredSteps:
+    """Return how long a step of each arm takes: as in the board's file, else measured and written
+    there. Arms that the file lacks are measured against the first arm, all in its shape."""
+    arms = _runs_of(board)
+    first, shape = board.arms[0].name, shape_of(board.base)
+    steps = read_steps(board, out) or MeasuredSteps(
+        machine=describe_machine(shape.device),
+        base=digest_of_step(board.base),
+        rounds=_ROUNDS,
+        seconds={},
+        ratios={},
+    )
     missing = [arm for arm in arms if arm not in steps.ratios]
     if not missing:
         return steps
-    first = next(iter(arms))
-    timed = {arm: run for arm, run in arms.items() if arm in (first, *missing)}
-    times = time_steps(timed, shape, _ROUNDS)
+    times = time_steps({arm: arms[arm] for arm in arms if arm in (first, *missing)}, shape)
     seconds, ratios, digests = dict(steps.seconds), dict(steps.ratios), dict(steps.arms)
     for arm in missing:
         ratios[arm] = median(a / b for a, b in zip(times[arm], times[first], strict=True))
         # Of an arm that joined later, in the seconds of the first measurement.
         joined = first not in missing
         seconds[arm] = ratios[arm] * seconds[first] if joined else median(times[arm])
-        digests[arm] = base_of_step(arms[arm])
+        digests[arm] = digest_of_step(arms[arm])
     steps = replace(steps, seconds=seconds, ratios=ratios, arms=digests)
-    write_atomically(file, to_json(steps))
+    write_atomically(out / board.name / STEPS, to_json(steps))
     return steps
 
 
-def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, list[float]]:
+def _runs_of(board: Board) -> dict[str, Run]:
+    return {arm.name: arm.change(board.base) for arm in board.arms}
+
+
+def time_steps(runs: Mapping[str, Run], shape: Shape) -> dict[str, list[float]]:
     """Return the seconds of one thread, or of the GPU, of a step of each run, round by round."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         steps = {name: make_step(run, shape) for name, run in runs.items()}
-        return time_interleaved(steps, rounds, shape.device, warm_up=shape.warm_up)
+        return time_interleaved(steps, _ROUNDS, shape.device, warm_up=shape.warm_up)
     finally:
         torch.set_num_threads(threads)
 
 
-def base_of_step(base: Run) -> str:
-    """Return a digest of a run and of what else decides its steps' cost."""
-    compute = base.compute
-    how = [base.id, compute.micro_batch, compute.compile, compute.checkpoint_activations]
-    how += [compute.checkpoint_every] if compute.checkpoint_every > 1 else []
-    shape = shape_of(base)
-    # Neither was measured in earlier versions, whose files are kept where it makes no difference.
-    how += [f"{shape.micro_batches} micro-batches"] if shape.micro_batches > 1 else []
-    how += [f"chunks of {shape.loss_chunk}"] if shape.loss_chunk else []
-    return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
+def step_facts(run: Run) -> tuple[Any, ...]:
+    """Return what decides how long a step of a run takes; its seed and its length do not."""
+    task, data = run.task, run.data
+    of_data = (task.name, task.options) if task.name else (data.block_size, data.tokenizer)
+    return run.variant, run.model, run.host, run.compute, run.optim.batch_size, of_data
 
 
-def read_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
-    """Return what was measured; refuse what does not compare with a measurement of today."""
+def digest_of_step(run: Run) -> str:
+    """Return a digest of what decides how long a step of a run takes."""
+    return hashlib.sha256(repr(step_facts(run)).encode()).hexdigest()[:12]
+
+
+def read_steps(board: Board, out: Path) -> MeasuredSteps | None:
+    """Return what was measured (None: nothing); refuse what does not compare with a measurement of
+    today: times of other steps or beside another first arm, further arms on another machine."""
+    file, arms, first = out / board.name / STEPS, _runs_of(board), board.arms[0].name
+    if not file.exists():
+        return None
     steps = read_result(MeasuredSteps, file)
-    wanted = {
-        "model, data or sizes": (steps.base, base_of_step(base)),
-        "first arm": (next(iter(steps.ratios), ""), next(iter(arms))),
-    }
+    there, here = {"first arm": next(iter(steps.ratios))}, {"first arm": first}
     for arm in arms.keys() & steps.arms.keys():
-        wanted[f"arm of the name {arm}"] = (steps.arms[arm], base_of_step(arms[arm]))
-    if set(arms) - set(steps.ratios):
-        wanted["machine"] = (steps.machine, describe_machine(device()))
-    for what, (there, here) in wanted.items():
-        if there != here:
-            raise ValueError(
-                f"{file} was measured with another {what} ({there}, and this is {here}): choose "
-                f"another --out, or delete it, and {runs} with it, whose runs have the lengths "
-                "that followed from it"
-            )
+        there[arm], here[arm] = steps.arms[arm], digest_of_step(arms[arm])
+    if arms.keys() - steps.ratios.keys():
+        there["machine"] = steps.machine
+        here["machine"] = describe_machine(shape_of(board.base).device)
+    if differing := [what for what in here if there[what] != here[what]]:
+        raise ValueError(
+            f"{file} was measured with another {', '.join(differing)}: choose another --out, or "
+            f"delete it, and with it the runs in {file.parent / 'time'}, whose lengths followed "
+            "from it"
+        )
     return steps
