@@ -1,10 +1,5 @@
-"""A made-up artefact of one board of made-up runs, and results of studies from numbers alone."""
+"""Results of studies from numbers alone."""
 
-from recorded import SIZES
-
-from layermem_bench.config.run import Run
-from layermem_bench.paper.artefact import Artefact, board
-from layermem_bench.paper.inspecting import losses
 from layermem_bench.studies.result import (
     METRICS,
     Arm,
@@ -16,23 +11,6 @@ from layermem_bench.studies.result import (
     RunRecord,
     StudyResult,
 )
-
-BASE = Run(preset="made-up", max_steps=40, model=SIZES)
-
-
-def made_up(rates=(), arms=("plain", "lime"), **changes):
-    """Return an artefact of one board of made-up runs, judged by their losses."""
-    fields = {
-        "title": "made up",
-        "claim": "LIMe is better.",
-        "boards": lambda scale: (board(name="study", base=BASE, arms=arms, rates=rates),),
-        "observe": lambda trained: losses(trained, board(name="study", base=BASE), "loss"),
-        "claims": lambda scale: tuple(
-            Claim(quantity="loss", arm=arm, direction="lower") for arm in arms if arm != "plain"
-        ),
-        **changes,
-    }
-    return Artefact(**fields)
 
 
 def a_result(values, claims=(), *, seeds=(0, 1, 2), metrics=None, name="table7", **changes):

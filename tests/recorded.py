@@ -26,7 +26,7 @@ SIZES = Model(
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, count=20, **changes):
+def record(path, *, final=0.5, right=None, ended=True, rows=4, count=20, **changes):
     """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves of
     ``count`` problems.
 
@@ -46,7 +46,7 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, cou
     ended = ended and diverged is None
     for i in range(1, rows + 1):
         at = {"step": run.max_steps * i // rows if ended else 10 * i, "tokens": 1000 * i}
-        speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i} if counted else {}
+        speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i}
         folder.append_row({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
         folder.append_row({**at, "val_loss": final + rows - i, **solved})

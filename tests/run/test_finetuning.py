@@ -17,12 +17,12 @@ from layermem_bench import cli
 from layermem_bench.cli.starting_run import resolve_run
 from layermem_bench.config.run import Data, Host, Model, Run, run_from_dict
 from layermem_bench.presets import get_preset
-from layermem_bench.run.folder import RunFolder, recorded_run
+from layermem_bench.run.folder import RunFolder, read_config, recorded_run
 from layermem_bench.run.host_models import load_host
 from layermem_bench.run.learning import TextLearning
 from layermem_bench.run.sequences import order_of
 from layermem_bench.run.training import train
-from layermem_bench.studies.records import check_comparable, recorded_about
+from layermem_bench.studies.gathering import gather_runs
 from layermem_bench.text.tokenizers import load_tokenizer
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
@@ -167,12 +167,12 @@ def test_a_model_of_the_hub_is_recorded_by_its_commit(hub_cache, folder, tmp_pat
 
     first = push()
     run = begun("first")
-    assert recorded_about(run)["weights"] == first
+    assert read_config(run.config)[1]["weights"] == first
     second = push()
-    assert recorded_about(begun("second"))["weights"] == second
+    assert read_config(begun("second").config)[1]["weights"] == second
     # Seeds that start from two commits are not compared.
     with pytest.raises(ValueError, match="weights of org/base"):
-        check_comparable([run, RunFolder(tmp_path / "second")])
+        gather_runs([run.path, tmp_path / "second"])
     # Nor does a run go on from another commit than it began with.
     run.final.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="weights"):

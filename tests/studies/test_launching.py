@@ -1,6 +1,5 @@
 """Many runs: what has ended is left alone, what fails is told, what others train is waited for."""
 
-import math
 import re
 import signal
 import sys
@@ -129,13 +128,6 @@ def test_a_run_that_diverged_is_not_tried_again(tmp_path):
         train_missing({"one": run}, tmp_path, made_up)
         assert made_up.begun == ["one"]
         assert "step 5" in read_divergence(RunFolder(tmp_path / "one"), run.id)
-
-
-def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path):
-    """As of a run whose last validation alone saw it."""
-    folder = RunFolder(record(tmp_path / "one", run=RUN, final=math.nan))
-    train_missing({"one": RUN}, tmp_path, MadeUp())
-    assert "nan" in read_divergence(folder, RUN.id)
 
 
 def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):

@@ -7,21 +7,16 @@ from scipy.stats import spearmanr
 from layermem_bench.studies import ranks
 
 
-def studies(arms, seeds, noise, turned=0.0):
-    """Yield made-up values by arm and seed on two boards: their places, other units, noise."""
-    generator = np.random.default_rng(1)
-    while True:
+def found_below(count, arms, seeds, noise, turned=0.0):
+    """Return in how many studies the correlation is below what it is where boards rank alike: of
+    made-up values [arms, seeds] on two boards, from arms' places, in other units, with noise."""
+    generator, below = np.random.default_rng(1), 0
+    for _ in range(count):
         places = generator.normal(size=(arms, 1))
         others = (1 - turned) * places + turned * generator.normal(size=(arms, 1))
         drawn = generator.normal(size=(2, arms, seeds)) * noise
         common = generator.normal(size=(2, 1, seeds))
-        yield places + drawn[0] + common[0], 0.1 * (others + 1.5 * drawn[1]) + common[1]
-
-
-def found_below(count, **made_up):
-    """Return in how many studies the correlation is below what it is where boards rank alike."""
-    below = 0
-    for boards, _ in zip(studies(**made_up), range(count), strict=False):
+        boards = places + drawn[0] + common[0], 0.1 * (others + 1.5 * drawn[1]) + common[1]
         bound = ranks._if_alike(boards, np.random.default_rng(0))
         value = spearmanr(*(board.mean(-1) for board in boards)).statistic
         below += bound is not None and value < bound
@@ -37,11 +32,11 @@ def few_draws(monkeypatch):
 @pytest.mark.parametrize(("arms", "seeds"), [(8, 3), (12, 5)])
 def test_boards_that_rank_alike_are_seldom_called_otherwise(arms, seeds, noise):
     # 5 expected of 100; 12 or more in one of 200 such tests.
-    assert found_below(100, arms=arms, seeds=seeds, noise=noise) < 12
+    assert found_below(100, arms, seeds, noise) < 12
 
 
 def test_boards_that_rank_otherwise_are_found():
-    assert found_below(50, arms=12, seeds=5, noise=0.2, turned=0.6) > 35
+    assert found_below(50, 12, 5, noise=0.2, turned=0.6) > 35
 
 
 def test_arms_that_differ_by_no_more_than_seeds_cannot_be_compared():
@@ -49,16 +44,13 @@ def test_arms_that_differ_by_no_more_than_seeds_cannot_be_compared():
     flat = generator.normal(size=(6, 4))
     flat -= flat.mean(-1, keepdims=True)
     assert ranks._if_alike([flat, flat], generator) is None
-
-
-def test_without_noise_any_other_order_is_another():
+    # Without noise any other order is another.
     exact = np.arange(5.0)[:, None] + np.zeros((5, 3))
-    assert ranks._if_alike([exact, exact], np.random.default_rng(0)) == pytest.approx(1)
+    assert ranks._if_alike([exact, exact], generator) == pytest.approx(1)
 
 
 def test_correlations_are_those_of_scipy():
-    generator = np.random.default_rng(0)
-    one, other = generator.integers(4, size=(2, 20, 6)).astype(float)
+    one, other = np.random.default_rng(0).integers(4, size=(2, 20, 6)).astype(float)
     expected = [spearmanr(a, b).statistic for a, b in zip(one, other, strict=True)]
     np.testing.assert_allclose(ranks._spearman(one, other), expected)
     assert np.isnan(ranks._spearman(np.ones((1, 6)), one[:1]))[0]

@@ -28,14 +28,13 @@ class Report:
 
 def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or all their values."""
-    from layermem_bench.studies.labelled_runs import gather_runs
+    from layermem_bench.studies.gathering import gather_runs, write_table
 
     if options.table is not None:
         if options.table.suffix not in (".csv", ".parquet"):
             raise ValueError(f"--table must end in .csv or .parquet, got {options.table}")
         options.table.parent.mkdir(parents=True, exist_ok=True)
         from layermem_bench.config.result_files import read_result
-        from layermem_bench.studies.long_table import write_table
         from layermem_bench.studies.result import StudyResult
 
         results = [read_result(StudyResult, each) for each in options.runs if each.is_file()]

@@ -37,16 +37,13 @@ def from_json(cls: type[_R], text: str, where: str) -> _R:
     try:
         values = json.loads(text)
         of = values.pop("kind"), values.pop("version")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} is not what {cls.COMMAND} writes ({error})") from error
-    again = f"write it again with {values.get('command') or cls.COMMAND}"
-    if of != (cls.KIND, cls.VERSION):
-        wanted = f"version {cls.VERSION} of {cls.KIND}, which {cls.COMMAND} writes"
-        raise ValueError(f"{where} holds version {of[1]} of {of[0]} results, not {wanted}: {again}")
-    try:
+        if of != (cls.KIND, cls.VERSION):
+            raise ValueError(f"version {of[1]} of {of[0]}, not {cls.VERSION} of {cls.KIND}")
         return from_dict(cls, values, "")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{where} is damaged ({error}): {again}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{where} is not what {cls.COMMAND} writes ({error}): write it again with that command"
+        ) from error
 
 
 def read_result(cls: type[_R], path: Path) -> _R:

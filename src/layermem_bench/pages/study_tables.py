@@ -54,9 +54,9 @@ _RUNS = (
     "run."
 )
 _RATES = (
-    "Each arm's learning rate, with its weight decay and that of the parameters that it adds (own) "
-    "where these were tried, was chosen on a seed that is in no other table. Beyond the lowest or "
-    "the highest a better one may lie."
+    "Each arm's learning rate, with that of the parameters that it adds (own) where it was tried, "
+    "was chosen on a seed that is in no other table. Beyond the lowest or the highest a better one "
+    "may lie."
 )
 # Columns that a page alone has room for.
 _WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
@@ -202,7 +202,7 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
                 values[f"{arm.name}, {board.shape}"] = of_arms.get(arm.name, {})
         looks = max((condition.looks for _, condition in shapes), key=len)
         metric = result.metric(name)
-        lines = compare(values, result.seeds, metric.better, max(1, len(looks)))
+        lines = compare(values, result.seeds, metric.better, looks)
         title = f"{preset}, arms and shapes, equal parameters"
         columns = _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
         del columns["each seed"], columns["seeds to settle it"]
@@ -228,9 +228,6 @@ def ranks_table(result: StudyResult) -> Table | None:
 def rates_table(board: Board) -> Table:
     """Return a table of each arm's loss at each learning rate it tried."""
 
-    def arm(each: TriedRates) -> str:
-        return each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
-
     def chosen(each: TriedRates) -> str:
         own = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
         return "" if each.chosen is None else f"{each.chosen:g}{own}"
@@ -245,7 +242,7 @@ def rates_table(board: Board) -> Table:
 
     rates = dict.fromkeys(rate for each in board.tried for rate in each.rates)
     columns: Columns[TriedRates] = {
-        f"{board.name}: validation loss at learning rate": arm,
+        f"{board.name}: validation loss at learning rate": lambda each: each.arm,
         **{f"{rate:g}": partial(loss, rate) for rate in rates},
         "chosen": chosen,
     }

@@ -125,7 +125,7 @@ def _score(
     """Return the share of right answers by run folder and column, and the row of each column."""
     from layermem_bench.evals.benchmarks import RIGHT
     from layermem_bench.evals.evaluating import evaluate_checkpoints
-    from layermem_bench.studies.labelled_runs import arms_of_same_seeds
+    from layermem_bench.studies.records import arms_of_same_seeds
 
     options = _options(tasks, trained.scale, trained.task_records)
     result = evaluate_checkpoints(folders, options, trained.out / "eval", group=arms_of_same_seeds)

@@ -214,7 +214,7 @@ def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None
         logger.warning("%s diverged, %s", name, divergence)
         return None
     if folder.final.exists():
-        loss = records.read_metrics(folder, run)[LOSS]
+        loss = records.read_record(name, run, folder).metrics[LOSS]
         (folder.path / ERRORS).unlink(missing_ok=True)
         logger.info("%s: validation loss %.4f", name, loss)
         return None

@@ -22,12 +22,7 @@ from layermem_bench.config.run import Run
 from layermem_bench.costs.model_sizes import model_sizes
 from layermem_bench.run.setup import adds_parameters
 from layermem_bench.studies.definition import CHOOSING_SEED, Arm, Board
-from layermem_bench.studies.records import (
-    RecordedRuns,
-    check_comparable,
-    read_divergence,
-    read_metrics,
-)
+from layermem_bench.studies.records import RecordedRuns, check_comparable
 from layermem_bench.studies.result import LOSS, MeasuredSteps, TriedRates
 
 TOLERANCE = 0.005
@@ -245,14 +240,13 @@ def choose(
     """Return what each arm of a board tried, what it takes, and the arms that diverged at every
     rate; all trials must be recorded."""
     plan = trials(board)
-    folders = {name: recorded.folder_of(name, run) for name, run in plan.items()}
-    check_comparable(folders.values())
+    found = [recorded.read(name, run) for name, run in plan.items()]
+    check_comparable(found)
     losses: dict[str, list[float]] = {}
-    for name, run in plan.items():
+    for record in (each.record for each in found):
         # That a rate is too high for an arm, so that the run diverges, is a result.
-        is_lost = read_divergence(folders[name], run.id) is not None
-        loss = math.inf if is_lost else read_metrics(folders[name], run)[LOSS]
-        losses.setdefault(run.labels.arm, []).append(loss)
+        loss = math.inf if record.state == "diverged" else record.metrics[LOSS]
+        losses.setdefault(record.arm, []).append(loss)
     tries = {arm.name: candidates(board, arm) for arm in board.arms}
     tried = tuple(tried_rates(arm, tries[arm], of_arm) for arm, of_arm in losses.items())
     choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}

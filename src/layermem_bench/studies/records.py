@@ -1,15 +1,15 @@
-"""What runs recorded, read from their folders, and where those of a plan are recorded.
+"""Run folders -> labelled runs: which count, where they stand, and what they recorded.
 
-Only a run that reported a number that is not finite has diverged. One that was killed, or failed in
-any other way, has not: it says nothing about what it was run for.
+A study's runs are those that it planned, a report's those below some folders; from their labels on,
+both go the same way. Only a run that reported a number that is not finite has diverged. One that
+was killed, or failed in any other way, has not: it says nothing about what it was run for.
 """
 
 import logging
-import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.run.folder import (
     ERRORS,
     RunFolder,
-    check_has_config,
     fields_digest,
     read_config,
     recorded_run,
+    unique_names,
 )
 from layermem_bench.run.run_config import check_same_run
 from layermem_bench.run.solved import Solved
@@ -39,212 +39,20 @@ from layermem_bench.studies.result import (
     Validation,
 )
 
+AS_RECORDED = "recorded"
+"""The condition of runs that no study made: they are compared as they are."""
 NOTE = "-- study: "
 """What begins a line of ERRORS that the run did not write itself."""
-OWN_WORDS = ": "
-"""Between how a run ended and the last line that it wrote itself."""
-_VALIDATION_FIELDS = [field.name for field in fields(Validation)]
 logger = logging.getLogger(__name__)
 
 
-def add_labels(folder: RunFolder, labels: Labels) -> None:
-    """Add to an ended run's config what a study counts it as: further conditions of its board, or
-    all labels of a run that has none. A run of another board keeps its labels."""
-    config, about = read_config(folder.config)
-    known = run_from_dict(config).labels
-    conditions = tuple(dict.fromkeys((*known.conditions, *labels.conditions)))
-    if known.board not in ("", labels.board) or (known.board and known.arm != labels.arm):
-        return
-    if (now := replace(labels, conditions=conditions)) != known:
-        config["labels"] = to_dict(now)
-        about["digest"] = fields_digest(config)
-        content = yaml.safe_dump({**config, "about": about}, sort_keys=False)
-        write_atomically(folder.config, content)
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """A run with its labels, where it lies, and what it recorded."""
 
-
-def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
-    """Return everything a run recorded; what cannot be read is an error that names the folder."""
-    with naming_damage(folder):
-        rows, about = folder.rows(), recorded_about(folder)
-        record = standing(name, run, folder)
-        has_ended = record.state == "ended"
-        speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-        return replace(
-            record,
-            steps=rows[-1]["step"] if rows else 0,
-            # Where the file of rows is gone, pages say so; one that lacks its end is damaged.
-            metrics=read_metrics(folder, run) if has_ended and rows else {},
-            validations=_finite_validations(rows),
-            tokens_per_second=statistics.median(speeds) if speeds else None,
-            # Before the final model is there, it may be of an attempt that did not count.
-            solved=_read_solved(folder) if has_ended else None,
-            about={name: str(value) for name, value in about.items() if value is not None},
-        )
-
-
-def standing(name: str, run: Run, folder: RunFolder) -> RunRecord:
-    """Return where a run stands, with its labels, and of one that did not end what was seen."""
-    state: State = "begun" if folder.metrics.exists() else "not begun"
-    note = ""
-    if (divergence := read_divergence(folder, run.id)) is not None:
-        state, note = "diverged", divergence
-    elif folder.final.exists():
-        state = "ended"
-    elif failure := read_failure(folder):
-        state, note = "failed", failure
-    return RunRecord(
-        name=name,
-        run_id=run.id,
-        folder=str(folder.path),
-        state=state,
-        note=note,
-        board=run.labels.board,
-        conditions=run.labels.conditions,
-        arm=run.labels.arm,
-        seed=run.seed,
-        max_steps=run.max_steps,
-    )
-
-
-def is_finished(run: Run, folder: RunFolder) -> bool:
-    """Return whether nothing is to be done: the run has ended, or would diverge again."""
-    return folder.final.exists() or folder.divergence(run.id) is not None
-
-
-def check_usable(folder: RunFolder, run: Run) -> None:
-    """Raise where a run's folder holds another run, or has lost what an ended one recorded."""
-    if folder.rows() or folder.final.exists():
-        check_same_run(folder, run)
-    if folder.final.exists():
-        read_metrics(folder, run)
-
-
-def recorded_about(folder: RunFolder) -> dict[str, Any]:
-    """Return what a run recorded beside its options: versions, commit, command, data."""
-    check_has_config(folder)
-    return read_config(folder.config)[1]
-
-
-def read_divergence(folder: RunFolder, run_id: str) -> str | None:
-    """Return at which step a run diverged, and what was seen; None: it has not diverged.
-
-    A run may have been left with a last validation loss that is not finite.
-    """
-    if recorded := folder.divergence(run_id):
-        return f"step {recorded['step']:,}: {recorded['message']}"
-    rows = _validations(folder)
-    if rows and not math.isfinite(rows[-1]["val_loss"]):
-        return f"step {rows[-1]['step']:,}: the validation loss is {rows[-1]['val_loss']}"
-    return None
-
-
-def _validations(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the rows that validations wrote."""
-    with naming_damage(folder):
-        return [row for row in folder.rows() if row.get("val_loss") is not None]
-
-
-def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
-    """Return what an ended run is judged by: the validation of its last step, what it solves."""
-    validated = _validations(folder)
-    if not validated or validated[-1]["step"] != run.max_steps:
-        raise ValueError(
-            f"{folder.path} has ended, but {folder.metrics.name} lacks the validation of its last "
-            f"step {run.max_steps}; delete the folder to run it again"
-        )
-    metrics = {LOSS: float(validated[-1]["val_loss"])}
-    if solved := _read_solved(folder):
-        metrics[RIGHT_ANSWERS] = solved.accuracy
-        metrics[EVERY_STEP_RIGHT] = solved.steps
-        for name, levels in solved.by.items():
-            for level, shares in levels.items() if len(levels) > 1 else ():
-                metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy
-    return metrics
-
-
-def _read_solved(folder: RunFolder) -> Solved | None:
-    """Return what the final model of a run on a task solves; None: nothing is recorded."""
-    if not folder.result.exists():
-        return None
-    with naming_damage(folder):
-        return Solved.from_json(folder.result.read_text(encoding="utf-8"))
-
-
-def read_failure(folder: RunFolder) -> str | None:
-    """Return how the last attempt at a run failed, and the last line that it wrote; None: it did
-    not fail."""
-    error = folder.path / ERRORS
-    if folder.final.exists() or not error.exists():
-        return None
-    note, said = "", ""
-    for line in error.read_text("utf-8", "replace").splitlines():
-        if line.startswith(NOTE):
-            note = line.removeprefix(NOTE)
-            said = "" if note.startswith("begun") else said
-        elif line.strip():
-            # Without its own folder, equal failures of two runs read alike.
-            said = line.strip().replace(str(folder.path), "RUN")
-    if not note or note.startswith(("begun", "stopped")):
-        return None
-    return f"{note}{OWN_WORDS}{said}" if said else note
-
-
-def check_comparable(folders: Iterable[RunFolder]) -> None:
-    """Raise where runs of one board learnt different data, were asked other test problems, trained
-    in other precisions or started from other weights of one model.
-
-    A run that has not recorded them is taken to agree.
-    """
-    found: dict[str, dict[str, Path]] = {}
-    for folder in folders:
-        about, run, solved = recorded_about(folder), recorded_run(folder), _read_solved(folder)
-        said = {
-            "data": about.get("data"),
-            "precisions": about.get("precision"),
-            # Seeds may start from models of their own.
-            f"weights of {run.model.pretrained or run.host.model}": about.get("weights"),
-            "test problems": solved and (solved.problems or f"{solved.count} problems"),
-        }
-        for what, value in said.items():
-            if value:
-                found.setdefault(what, {}).setdefault(str(value), folder.path)
-    for what, by_value in found.items():
-        if len(by_value) > 1:
-            raise ValueError(
-                f"{' and '.join(map(str, by_value.values()))} are on one board and have different "
-                f"{what} ({', '.join(by_value)}), so they cannot be compared: train one of them "
-                "again in another --out"
-            )
-
-
-@contextmanager
-def naming_damage(folder: RunFolder) -> Iterator[None]:
-    """Turn what goes wrong in reading a run's folder into an error that names the folder."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{folder.path} holds files that are damaged or of another version "
-            f"({type(error).__name__}: {error}); leave it out, or run it again"
-        ) from error
-
-
-def _finite_validations(rows: list[dict[str, Any]]) -> tuple[Validation, ...]:
-    """Return the validations whose numbers are all finite: JSON has no word for others."""
-    counted = [row for row in rows if row.get("flops") and row.get("tokens")]
-    validations = []
-    for row in (row for row in rows if "val_loss" in row):
-        values = {name: row[name] for name in _VALIDATION_FIELDS if name in row}
-        if counted:
-            values["flops"] = row["tokens"] * (counted[-1]["flops"] / counted[-1]["tokens"])
-        if all(map(math.isfinite, values.values())):
-            validations.append(from_dict(Validation, values, ""))
-    return tuple(validations)
-
-
-def run_folders(root: Path) -> list[RunFolder]:
-    """Return the run folders at a path and below it."""
-    return [RunFolder(config.parent) for config in sorted(root.rglob(RunFolder(root).config.name))]
+    run: Run
+    folder: RunFolder
+    record: RunRecord
 
 
 class RecordedRuns:
@@ -271,3 +79,240 @@ class RecordedRuns:
     def path_of(self, name: str, run: Run) -> Path:
         """Return the path of that folder."""
         return self.folder_of(name, run).path
+
+    def read(self, name: str, run: Run) -> Labelled:
+        """Return a planned run with what it recorded, wherever it lies and stands."""
+        return _read(name, run, self.folder_of(name, run))
+
+
+def find_runs(paths: Iterable[Path]) -> list[Labelled]:
+    """Return the labelled runs below these paths that count, with what they recorded.
+
+    A run's name is its folder's, longer where two are the same. Below a path the plain decoder's
+    come first.
+    """
+    found: dict[Path, tuple[Run, RunFolder]] = {}
+    for path in paths:
+        below = []
+        for folder in run_folders(path):
+            with naming_damage(folder):
+                run = recorded_run(folder)
+            if (labels := labels_of(run)).conditions:
+                below.append((replace(run, labels=labels), folder))
+        if not below:
+            raise FileNotFoundError(f"{path}: there is no run (config.yaml) that counts")
+        for run, folder in sorted(below, key=lambda each: each[0].labels.arm != "plain"):
+            found.setdefault(folder.path.resolve(), (run, folder))
+    if not found:
+        raise ValueError("name at least one run folder")
+    names = unique_names([path.parts for path in found])
+    return [_read(name, *each) for name, each in zip(names, found.values(), strict=True)]
+
+
+def _read(name: str, run: Run, folder: RunFolder) -> Labelled:
+    return Labelled(run=run, folder=folder, record=read_record(name, run, folder))
+
+
+def run_folders(root: Path) -> list[RunFolder]:
+    """Return the run folders at a path and below it."""
+    return [RunFolder(config.parent) for config in sorted(root.rglob(RunFolder(root).config.name))]
+
+
+def labels_of(run: Run) -> Labels:
+    """Return the labels of a run. One without (trained alone) is on the board PRESET (DATA), and
+    its arm is the variant with its options."""
+    known = run.labels
+    data = " ".join([run.task.name, *run.task.options]) if run.task.name else run.data.source
+    variant, options = run.variant, run.model.options
+    if run.host.model is not None:
+        # Only here: boards are planned from what is recorded.
+        from layermem_bench.studies.boards import options_of, way_of
+
+        variant, options = way_of(run.host), options_of(run.host)
+    return Labels(
+        board=known.board or f"{run.preset} ({data})",
+        conditions=known.conditions if known.board else (AS_RECORDED,),
+        arm=known.arm or ":".join([variant, *options]),
+    )
+
+
+def add_labels(folder: RunFolder, labels: Labels) -> None:
+    """Add to an ended run's config what a study counts it as: further conditions of its board, or
+    all labels of a run that has none. A run of another board keeps its labels."""
+    config, about = read_config(folder.config)
+    known = run_from_dict(config).labels
+    conditions = tuple(dict.fromkeys((*known.conditions, *labels.conditions)))
+    is_here = not known.board or (known.board, known.arm) == (labels.board, labels.arm)
+    if is_here and (now := replace(labels, conditions=conditions)) != known:
+        config["labels"] = to_dict(now)
+        about["digest"] = fields_digest(config)
+        content = yaml.safe_dump({**config, "about": about}, sort_keys=False)
+        write_atomically(folder.config, content)
+
+
+def arms_of_same_seeds(runs: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, tuple[str, ...]]:
+    """Return each arm's runs in the order of seeds; none where boards or the arms' seeds differ."""
+    arms: dict[str, dict[int, str]] = {}
+    for name, (run, _) in runs.items():
+        arms.setdefault(labels_of(run).arm, {})[run.seed] = name
+    boards = {labels_of(run).board for run, _ in runs.values()}
+    seeds = {frozenset(of_arm) for of_arm in arms.values()}
+    if len(runs) < 2 or len(boards) > 1:
+        return {}
+    if len(seeds) > 1 or sum(map(len, arms.values())) < len(runs):
+        logger.warning("no means over seeds are shown: arms have different seeds, or one twice")
+        return {}
+    return {arm: tuple(of_arm[seed] for seed in sorted(of_arm)) for arm, of_arm in arms.items()}
+
+
+def check_comparable(members: Iterable[Labelled]) -> None:
+    """Raise where runs of one board learnt different data, were asked other test problems, trained
+    in other precisions or started from other weights of one model.
+
+    A run that has not recorded them is taken to agree.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for each in members:
+        run, record, solved = each.run, each.record, each.record.solved
+        said = {
+            "data": record.about.get("data"),
+            "precisions": record.about.get("precision"),
+            # Seeds may start from models of their own.
+            f"weights of {run.model.pretrained or run.host.model}": record.about.get("weights"),
+            "test problems": solved and (solved.problems or f"{solved.count} problems"),
+        }
+        for what, value in said.items():
+            if value:
+                found.setdefault(what, {}).setdefault(value, record.folder)
+    for what, by_value in found.items():
+        if len(by_value) > 1:
+            raise ValueError(
+                f"{' and '.join(by_value.values())} are on one board and have different {what} "
+                f"({', '.join(by_value)}), so they cannot be compared: train one of them again in "
+                "another --out"
+            )
+
+
+def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
+    """Return where a run stands, and everything it recorded, with its labels; what cannot be read
+    is an error that names the folder."""
+    with naming_damage(folder):
+        rows, (state, note) = folder.rows(), _state(run, folder)
+        about = read_config(folder.config)[1] if folder.config.exists() else {}
+        speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+        validations = _validations(rows)
+        # Before the final model is there, it may be of an attempt that did not count.
+        solved = _solved(folder) if state == "ended" else None
+        return RunRecord(
+            name=name,
+            run_id=run.id,
+            folder=str(folder.path),
+            state=state,
+            note=note,
+            **vars(run.labels),
+            seed=run.seed,
+            steps=rows[-1]["step"] if rows else 0,
+            max_steps=run.max_steps,
+            metrics=_metrics(run, validations, solved) if state == "ended" else {},
+            validations=validations,
+            tokens_per_second=statistics.median(speeds) if speeds else None,
+            solved=solved,
+            about={name: str(value) for name, value in about.items() if value is not None},
+        )
+
+
+def _state(run: Run, folder: RunFolder) -> tuple[State, str]:
+    """Return where a run stands, and of one that did not end what was seen."""
+    if divergence := read_divergence(folder, run.id):
+        return "diverged", divergence
+    if folder.final.exists():
+        return "ended", ""
+    if failure := read_failure(folder):
+        return "failed", failure
+    return ("begun" if folder.metrics.exists() else "not begun"), ""
+
+
+def _validations(rows: Sequence[Mapping[str, Any]]) -> tuple[Validation, ...]:
+    """Return the validations of a run; its FLOPs are counted in rows of training."""
+    counted = [row["flops"] / row["tokens"] for row in rows if row.get("flops")]
+    validations = []
+    for row in (row for row in rows if "val_loss" in row):
+        values = {each.name: row[each.name] for each in fields(Validation) if each.name in row}
+        if counted:
+            values["flops"] = row["tokens"] * counted[-1]
+        validations.append(from_dict(Validation, values, ""))
+    return tuple(validations)
+
+
+def _solved(folder: RunFolder) -> Solved | None:
+    """Return what the final model of a run on a task solves; None: nothing is recorded."""
+    if not folder.result.exists():
+        return None
+    return Solved.from_json(folder.result.read_text(encoding="utf-8"))
+
+
+def _metrics(
+    run: Run, validations: Sequence[Validation], solved: Solved | None
+) -> dict[str, float]:
+    """Return what an ended run is judged by: the validation of its last step, what it solves."""
+    if not validations or validations[-1].step != run.max_steps:
+        raise ValueError(f"metrics.jsonl lacks the validation of its last step {run.max_steps}")
+    metrics = {LOSS: validations[-1].val_loss}
+    if solved is None:
+        if run.task.name is not None:
+            raise ValueError("result.json, with what it solves, is not there")
+        return metrics
+    metrics |= {RIGHT_ANSWERS: solved.accuracy, EVERY_STEP_RIGHT: solved.steps}
+    for name, levels in solved.by.items():
+        for level, shares in levels.items() if len(levels) > 1 else ():
+            metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy
+    return metrics
+
+
+def is_finished(run: Run, folder: RunFolder) -> bool:
+    """Return whether nothing is to be done: the run has ended, or would diverge again."""
+    return folder.final.exists() or folder.divergence(run.id) is not None
+
+
+def check_usable(folder: RunFolder, run: Run) -> None:
+    """Raise where a run's folder holds another run, or has lost what an ended one recorded."""
+    if folder.rows() or folder.final.exists():
+        check_same_run(folder, run)
+        read_record(folder.path.name, run, folder)
+
+
+def read_divergence(folder: RunFolder, run_id: str) -> str | None:
+    """Return at which step a run diverged, and what was seen; None: it has not diverged."""
+    recorded = folder.divergence(run_id)
+    return f"step {recorded['step']:,}: {recorded['message']}" if recorded else None
+
+
+def read_failure(folder: RunFolder) -> str | None:
+    """Return how the last attempt at a run failed, and the last line that it wrote; None: it did
+    not fail."""
+    error = folder.path / ERRORS
+    if folder.final.exists() or not error.exists():
+        return None
+    note, said = "", ""
+    for line in error.read_text("utf-8", "replace").splitlines():
+        if line.startswith(NOTE):
+            note = line.removeprefix(NOTE)
+            said = "" if note.startswith("begun") else said
+        elif line.strip():
+            # Without its own folder, equal failures of two runs read alike.
+            said = line.strip().replace(str(folder.path), "RUN")
+    if not note or note.startswith(("begun", "stopped")):
+        return None
+    return f"{note}: {said}" if said else note
+
+
+@contextmanager
+def naming_damage(folder: RunFolder) -> Iterator[None]:
+    """Turn what goes wrong in reading a run's folder into an error that names the folder."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder.path} holds files that are damaged or of another version "
+            f"({type(error).__name__}: {error}); leave it out, or run it again"
+        ) from error

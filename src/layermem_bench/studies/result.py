@@ -1,9 +1,10 @@
-"""What a study came to (study.json): its runs with their values, its boards, the paper's claims.
+"""What a study came to (study.json): one long table of labelled runs, and what its boards share.
 
-Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
+Every table is a filter of it. Means, differences, p-values and verdicts are in no file:
+``comparing`` computes them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +23,11 @@ Direction = Literal["higher", "lower", "similar", "equal"]
 State = Literal["ended", "diverged", "failed", "begun", "not begun"]
 Looks = tuple[tuple[int, ...], ...]
 """The seeds of each look at some runs, the newest last."""
+COLUMNS = (
+    *("study", "board", "condition", "arm", "seed", "run", "run_id", "state", "metric", "step"),
+    *("tokens", "flops", "value"),
+)
+"""The columns of the long table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +66,7 @@ class TriedRates:
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
     chosen: float | None
-    """The rate that was taken; None: one at another decay, or the arm diverged at every one."""
-    decay: float | None = None
-    """Weight decay they were tried with; None: no others were tried."""
-    right: tuple[float | None, ...] = ()
-    """Right answers at each, in records of former studies."""
+    """The rate that was taken; None: the arm diverged at every one."""
     own_rates: tuple[float, ...] = ()
     """Learning rate of the parameters that the arm adds, tried with each; empty: none was."""
     own_chosen: float | None = None
@@ -87,16 +89,6 @@ class MeasuredSteps:
     ratios: Mapping[str, float]
     arms: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of the run whose steps were timed; arms of earlier versions have none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredMemory:
-    """How much memory a step of each arm takes, as earlier studies measured it: peak bytes."""
-
-    machine: str
-    base: str
-    peaks: Mapping[str, int | None]
-    arms: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +129,10 @@ class Board:
     preset: str = ""
     shape: str = ""
     """LAYERSxWIDTH, where it is a preset in another shape."""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the runs' config that name the data, and the data's digest where it is recorded."""
     tried: tuple[TriedRates, ...] = ()
     steps: MeasuredSteps | None = None
-    memory: MeasuredMemory | None = None
     costs: tuple[Cost, ...] = ()
-    """Of the arms, at their own sizes; empty: of models of transformers."""
+    """What the arms cost in closed form; those whose sizes are not known here are left out."""
     before: float | None = None
     """Validation loss before the first step, where all arms start from one."""
 
@@ -185,6 +174,16 @@ class RunRecord:
     """Median over the run, by wall time; None: not recorded."""
     solved: Solved | None = None
     about: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self) -> Iterator[dict[str, Any]]:
+        """Yield what it is judged by, and its validations, each as columns of the long table."""
+        for metric, value in self.metrics.items():
+            yield {"metric": metric, "value": value}
+        for each in self.validations:
+            at = {"step": each.step, "tokens": each.tokens, "flops": each.flops}
+            for metric in ("val_loss", "val_accuracy", "val_steps"):
+                if (value := getattr(each, metric)) is not None:
+                    yield {"metric": metric, "value": value, **at}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +250,7 @@ class OfPaper:
     claims: tuple[Claim, ...] = ()
     drawings: tuple[Drawing, ...] = ()
     notes: tuple[str, ...] = ()
-    """What tempers the comparison with the paper; of a result also what is in no mean."""
+    """What tempers the comparison with the paper."""
     missing: str = ""
     """What cannot be evaluated here, and why."""
 
@@ -261,7 +260,7 @@ class StudyResult(OfPaper):
     """Everything that a study's page shows; of runs those too that are in no mean."""
 
     KIND: ClassVar[str] = "study"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     COMMAND: ClassVar[str] = "layermem study"
 
     command: str
@@ -275,8 +274,12 @@ class StudyResult(OfPaper):
     rows: tuple[Row, ...] = ()
     """What was computed of them, or without any."""
     pictures: tuple[Picture, ...] = ()
-    looks: Looks = ()
-    """Seeds of each look at what is claimed, this one last; empty: the first look."""
+
+    @property
+    def looks(self) -> Looks:
+        """Return the looks at what is claimed: those at the runs that were looked at most often."""
+        looks = (condition.looks for board in self.boards for condition in board.conditions)
+        return max(looks, key=len, default=())
 
     def metric(self, name: str) -> Metric:
         """Return the metric of a name, which may be recorded nowhere."""
@@ -290,7 +293,7 @@ class StudyResult(OfPaper):
         """Return the values of ended runs by arm and seed."""
         values: dict[str, dict[int, float]] = {}
         for run in self.of(board, condition):
-            if run.state == "ended" and metric in run.metrics:
+            if metric in run.metrics:
                 values.setdefault(run.arm, {})[run.seed] = run.metrics[metric]
         return values
 
@@ -302,3 +305,16 @@ class StudyResult(OfPaper):
     def computed(self, metric: str) -> dict[str, Mapping[int, float]]:
         """Return the values of a quantity that was computed of runs, by arm and seed."""
         return {row.arm: row.by_seed for row in self.rows if row.metric == metric}
+
+    def long_table(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each value of each run under each condition.
+
+        A run that chose a learning rate is under no condition. A run without values has one row,
+        whose state says why.
+        """
+        for run in self.runs:
+            labels = {name: getattr(run, name) for name in ("board", "arm", "seed", "run_id")}
+            labels |= {"study": self.name, "run": run.name, "state": run.state}
+            for condition in run.conditions or (None,):
+                for values in list(run.values()) or [{}]:
+                    yield dict.fromkeys(COLUMNS) | labels | {"condition": condition} | values
