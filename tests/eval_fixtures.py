@@ -10,7 +10,7 @@ import re
 from tiny import TINY, make
 
 from layermem.models.registry import lookup
-from layermem_bench.evals.task_catalog import TASKS
+from layermem_bench.evals.benchmark_records import TASKS
 
 TEXT = """the river's stone [title] [edge] “old”  café said "no" it's a über-long  wooden bridge
 near seven small houses where people sell bread and salt"""

@@ -2,7 +2,6 @@
 
 import torch
 import transformers as hf
-from torch import nn
 
 from layermem.retrofit import attach, router_parameters
 
@@ -85,13 +84,13 @@ def make_ids(rows=3, tokens=11, seed=1):
     return torch.randint(3, 61, (rows, tokens), generator=torch.Generator().manual_seed(seed))
 
 
-def shake_routers(model, seed=2):
+def shake_routers(model, seed=2, scale=0.3):
     """Make the routers of a model differ from the identity; return the model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in router_parameters(model):
             noise = torch.randn(weight.shape, generator=generator)
-            weight.add_(0.3 * noise.to(weight))
+            weight.add_(scale * noise.to(weight))
     return model
 
 
@@ -111,81 +110,46 @@ def make_attached(
     return shake_routers(attach(model, router, window, shares_kv=shares_kv, grain=grain))
 
 
-class LiteralProjection(nn.Module):
-    """A projection that routes by equation (2), written out, on a list that the caller empties."""
+def run_literally(model, attachment, weights, value_weights=None, **inputs):
+    """Run a bare model whose projections route by equation (2), written out, with ``weights``,
+    {layer: [R, S R]}; ``value_weights``: those of values, if they are others."""
+    host, shape, tokens = attachment.host, attachment.shape, inputs["input_ids"].shape
+    heads, slots = (*tokens, shape.heads, shape.head_dim), {}
 
-    def __init__(self, projection, weights, slots, heads, head_dim, kind):
-        super().__init__()
-        self.projection, self.weights, self.slots = projection, weights, slots
-        self.heads, self.head_dim, self.kind = heads, head_dim, kind
-
-    def forward(self, x):
-        out = self.projection(x)
-        if x.shape[:2] != self.slots.tokens:
+    def literal(layer, name, x, out):
+        if x.shape[:2] != tokens:
             # Embeddings of relative positions.
             return out
-        rows, tokens = out.shape[:2]
-        if self.kind == "one":
-            parts = [out.reshape(rows, tokens, self.heads, self.head_dim)]
-        elif self.kind == "heads":
-            parts = list(out.reshape(rows, tokens, self.heads, 3, self.head_dim).unbind(3))
-        else:
-            width = self.heads * self.head_dim
+        width = shape.heads * shape.head_dim
+        query, parts = out[..., :0], [out]
+        if host.fused and host.layout == "heads":
+            query, *parts = out.reshape(*heads[:3], 3, -1).unbind(3)
+        elif host.fused:
             query, *parts = out.split([out.shape[-1] - 2 * width, width, width], dim=-1)
-            parts = [query, *(p.reshape(rows, tokens, self.heads, self.head_dim) for p in parts)]
-        n_routed = min(2, len(parts))
         routed = []
-        for i, part in enumerate(parts[-n_routed:]):
-            earlier = self.slots.setdefault((id(self.slots), self.slots.name(self), i), [])
-            earlier.append(part)
-            weight = self.weights[i]
-            routed.append(self._route(earlier, weight) if weight is not None else part)
-        if self.kind == "heads":
-            return torch.stack([parts[0], *routed], 3).reshape(out.shape)
-        return torch.cat([*parts[:-n_routed], *(p.reshape(rows, tokens, -1) for p in routed)], -1)
+        for i, part in enumerate(parts):
+            is_value = i == 1 if host.fused else name == host.value
+            weight = ((value_weights if is_value else None) or weights).get(layer)
+            earlier = slots.setdefault((name, i), [])
+            earlier.append(part.reshape(heads))
+            routed.append(earlier[-1] if weight is None else _mix(earlier, weight))
+        if host.fused and host.layout == "heads":
+            return torch.stack([query, *routed], 3).reshape(out.shape)
+        return torch.cat([query, *(part.flatten(2) for part in routed)], -1)
 
-    def _route(self, slots, weight):
-        total = torch.zeros_like(slots[0])
-        for target in range(self.heads):
-            for s, slot in enumerate(slots):
-                for source in range(self.heads):
-                    w = weight[target, s * self.heads + source]
-                    total[:, :, target] = total[:, :, target] + w * slot[:, :, source]
-        return total
-
-
-class LiteralSlots(dict):
-    """The slots of one forward, by the projection's name and part."""
-
-    def __init__(self, tokens):
-        super().__init__()
-        self.tokens, self.names = tokens, {}
-
-    def name(self, projection):
-        return self.names[id(projection)]
-
-
-def run_literally(model, attachment, weights, value_weights=None, **inputs):
-    """Run a bare model whose projections route literally by ``weights``, {layer: [R, S R]}.
-
-    ``value_weights``: those of values, if they are others.
-    """
-    shape, slots = attachment.shape, LiteralSlots(inputs["input_ids"].shape)
-    host = attachment.host
-    name = type(attachment.owner).__name__
-    owner = next(m for m in model.modules() if type(m).__name__ == name)
+    kind = type(attachment.owner).__name__
+    owner = next(m for m in model.modules() if type(m).__name__ == kind)
     for layer, module in enumerate(owner.get_submodule(host.layers)):
-        attention = module.get_submodule(host.attention)
-        both = [weights.get(layer), (value_weights or weights).get(layer)]
         for name in host.projections:
-            literal = LiteralProjection(
-                getattr(attention, name),
-                both[1:] if name == host.value else both,
-                slots,
-                shape.heads,
-                shape.head_dim,
-                host.layout if host.fused else "one",
+            projection = module.get_submodule(host.attention).get_submodule(name)
+            projection.register_forward_hook(
+                lambda _, args, out, where=(layer, name): literal(*where, args[0], out)
             )
-            slots.names[id(literal)] = name
-            setattr(attention, name, literal)
     return model(**inputs)
+
+
+def _mix(slots, weight):
+    """Return heads of which each is the sum of all heads of all slots, by a row of the weight."""
+    heads = [head for slot in slots for head in slot.unbind(2)]
+    rows = (zip(row, heads, strict=True) for row in weight)
+    return torch.stack([sum(w * head for w, head in row) for row in rows], 2)

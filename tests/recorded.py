@@ -8,12 +8,10 @@ import yaml
 from layermem_bench.analysis.result import (
     Analysis,
     AnalysisOptions,
-    AnalyzedModel,
     ByLayer,
     Layout,
     ModelAnalysis,
     ProbeAccuracy,
-    Reading,
     Routing,
 )
 from layermem_bench.config.run import Model, Run, Task, to_dict
@@ -71,14 +69,12 @@ def an_analysis(words, lime=None, plain=None):
     routing = Routing(
         heatmap=((1.0, 0.0), (0.5, 0.5)),
         heads=(((1.0, 0.0),), ((0.5, 0.5),)),
-        readings=(Reading(layer=1, off_layer_share=0.5, effective=2.0, sources=(0,)),),
-        circuits=(),
     )
 
     def model(name, run_id, routing=None):
         by_representation = {"hidden": hidden, "routed": routed}
         return ModelAnalysis(
-            about=AnalyzedModel(class_name=name, layers=2, width=16, parameters=9, run_id=run_id),
+            **{"class_name": name, "layers": 2, "width": 16, "parameters": 9, "run_id": run_id},
             entropy={
                 kind: ByLayer(mean=accuracy.mean, deviation=accuracy.deviation)
                 for kind, accuracy in by_representation.items()

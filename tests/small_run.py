@@ -8,9 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from layermem_bench.config.run import Compute, Data, Model, Optim, Run
+from layermem_bench.config.run import Compute, Data, Model, Optim, Run, Task
 from layermem_bench.run.folder import RunFolder, step_of
 
+# Problems that are drawn, solved and graded in no time.
+SUMS = Task(
+    name="arithmetic",
+    examples=30,
+    validation=5,
+    test=6,
+    options=(
+        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
+        "held_out=strict",
+    ),
+)
 # What a resumed run must repeat; speeds it may not.
 SAME = ("step", "tokens", "loss", "lr", "router_lr", "grad_norm", "val_loss", "router_norm")
 
@@ -53,6 +64,10 @@ def a_run(folder, **changes):
         if part in changes:
             changes[part] = replace(getattr(run, part), **changes[part])
     return replace(run, **changes)
+
+
+def layout_run(folder):
+    return a_run(folder, keep=9, model={"tie_word_embeddings": True})
 
 
 def curve(folder):

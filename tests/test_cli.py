@@ -1,26 +1,20 @@
 """The command line: its options are the config's, its errors one line."""
 
-import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 import yaml
 from rich.console import Console
-from small_run import Interrupted, a_run
-from tiny import TINY
+from small_run import a_run
 
 import layermem
-from layermem import PlainConfig
 from layermem_bench import __main__, cli, presets
 from layermem_bench.cli import screen
-from layermem_bench.config.run import Run, Task, to_dict
-from layermem_bench.pages.page import Table
+from layermem_bench.cli.options import resolve_run
+from layermem_bench.config.run import to_dict
 from layermem_bench.run.folder import RunFolder, load_run
-from layermem_bench.tasks import prosqa
-from layermem_bench.text.tokenizers import load_tokenizer
 
 
 @pytest.fixture
@@ -30,107 +24,37 @@ def config(tmp_path):
     return path
 
 
-def test_a_run_from_a_config_with_options_on_top(config, tmp_path):
+def test_a_run_from_a_config_with_options_on_top(config, tmp_path, capsys):
     out = tmp_path / "out"
-    cli.main(
-        ["train", "--config", str(config), "--out", str(out), "--variant", "plain", "--seed", "3"]
-        + ["--max-steps", "4", "--save-every", "0", "--optim.lr", "3e-4"]
-        + ["--data.isolate_documents", "--compute.micro-batch", "8"]
-    )
-    run = load_run(RunFolder(out).config)
-    assert (run.variant, run.seed, run.max_steps, run.save_every) == ("plain", 3, 4, 0)
+    asked = ["train", "--config", str(config), "--out", str(out), "--variant", "plain"]
+    asked += ["--seed", "3", "--max-steps", "4", "--save-every", "2", "--optim.lr", "3e-4"]
+    asked += ["--data.isolate_documents", "--compute.micro-batch", "8"]
+    cli.main([*asked, "--dry-run"])
+    assert "still to come" in capsys.readouterr().out and not out.exists()
+    cli.main(asked)
+    run, final = load_run(RunFolder(out).config), out / "final" / "model.safetensors"
+    assert (run.variant, run.seed, run.max_steps, run.save_every) == ("plain", 3, 4, 2)
     assert (run.optim.lr, run.data.isolate_documents, run.compute.micro_batch) == (3e-4, True, 8)
-    assert (out / "final" / "model.safetensors").exists()
-    # The folder's config repeats the run; --resume finds it ended.
-    again = tmp_path / "again"
-    cli.main(["train", "--config", str(out / "config.yaml"), "--out", str(again)])
-    final = (out / "final" / "model.safetensors").read_bytes()
-    assert (again / "final" / "model.safetensors").read_bytes() == final
-    cli.main(["train", "--config", str(out / "config.yaml"), "--out", str(again), "--resume"])
-
-
-def test_options_are_added_to_the_presets(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "layermem_bench.run.training.train",
-        lambda run, out, **_: seen.append(run) or RunFolder(out),
-    )
-    asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]
-    cli.main([*asked, "--task.options", "value_max=1000", "operand_max=100"])
-    preset = {"operands": 6, "held_out": "strict"}
-    assert seen[0].task.fields() == {**preset, "value_max": 1000, "operand_max": 100}
-    cli.main([*asked, "--task.options", "operands=3"])
-    assert seen[1].task.fields() == {**preset, "operands": 3}
-    assert seen[1].model.options == ("router_init=identity",)
-
-
-@pytest.fixture
-def ended(tmp_path):
-    """Return a function that makes the folder of a run on a task which has ended."""
-
-    def make(name, *options):
-        folder = RunFolder(tmp_path / "run")
-        folder.create()
-        folder.final.mkdir(exist_ok=True)
-        run = Run(task=Task(name=name, options=options))
-        folder.config.write_text(yaml.safe_dump(to_dict(run)))
-        PlainConfig(**TINY).save_pretrained(folder.final)
-        load_tokenizer("bytes").save_pretrained(folder.final)
-        return str(folder.path)
-
-    return make
-
-
-@pytest.fixture
-def solved(monkeypatch):
-    """Have solving stop where the model would be loaded."""
-
-    def stop(*_, **__):
-        raise Interrupted
-
-    monkeypatch.setattr("layermem_bench.evals.solving.solve", stop)
-
-
-def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, ended, solved):
-    records = prosqa.generate(12, 0)
-
-    def file(name, some):
-        (tmp_path / name).write_text(json.dumps([asdict(record) for record in some]))
-        return f"={tmp_path / name}"
-
-    run = ended("prosqa", "graphs=crossed", "train" + file("learnt.json", records[:8]))
-    mixed, new = file("mixed.json", records[6:]), file("new.json", records[8:])
-    asked = ["eval", run, "--tasks", "prosqa", "--task-options", f"test{mixed}"]
-    # Whatever is given in place of the file that was learnt.
-    for more in ([], ["train=null"], [f"train{new}"]):
-        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems"):
-            cli.main([*asked, *more])
-    for fine in ([f"test{new}"], ["test=null"]):
-        with pytest.raises(Interrupted):
-            cli.main(["eval", run, "--tasks", "prosqa", "--task-options", *fine])
-
-
-def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
-    out = tmp_path / "out"
-    asked = ["--config", str(config), "--max-steps", "4", "--save-every", "2", "--seed", "5"]
-    cli.main(["train", *asked, "--out", str(out)])
+    weights = final.read_bytes()
+    # A folder is enough to go on, and to take its config for another run.
     shutil.rmtree(out / "final")
     with pytest.raises(SystemExit, match="--resume"):
         cli.main(["train", str(out)])
     cli.main(["train", str(out), "--resume"])
-    assert (out / "final" / "model.safetensors").exists()
-    run = load_run(RunFolder(out).config)
-    assert (run.seed, run.max_steps, run.preset) == (5, 4, "custom")
-    # And to take its config for another run.
+    assert final.read_bytes() == weights and load_run(RunFolder(out).config) == run
     cli.main(["train", str(out), "--seed", "6", "--out", str(tmp_path / "other")])
     assert load_run(RunFolder(tmp_path / "other").config).seed == 6
 
 
-def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
-    out = tmp_path / "out"
-    cli.main(["train", "--config", str(config), "--out", str(out), "--dry-run"])
-    shown = capsys.readouterr().out
-    assert "still to come" in shown and not out.exists()
+def test_options_are_added_to_the_presets():
+    asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]
+    for options, expected in (
+        (["value_max=1000", "operand_max=100"], {"value_max": 1000, "operand_max": 100}),
+        (["operands=3"], {"operands": 3}),
+    ):
+        run = resolve_run(cli.parse([*asked, "--task.options", *options]))
+        assert run.task.fields() == {"operands": 6, "held_out": "strict", **expected}
+        assert run.model.options == ("router_init=identity",)
 
 
 @pytest.mark.parametrize(
@@ -209,20 +133,12 @@ def test_help_and_the_list(capsys, monkeypatch):
     assert all(name in shown for name in presets.names())
 
 
-def test_what_is_no_terminal_gets_every_column_whole(monkeypatch, capsys):
-    monkeypatch.setattr(screen, "screen", lambda: Console(width=60))
-    cells = [f"{'x' * 25}{i}" for i in range(6)]
-    screen.show(Table(header=["name", *"abcde"], rows=[cells]))
-    assert capsys.readouterr().out.split()[6:] == cells
-
-
-@pytest.mark.parametrize("kind", ["presets", "variants", "tasks", "evals", "studies"])
-def test_lists_fit_a_terminal(kind, monkeypatch, capsys):
+def test_lists_fit_a_terminal(monkeypatch, capsys):
     console = Console(width=80, force_terminal=True, color_system=None)
     monkeypatch.setattr(screen, "screen", lambda: console)
-    cli.main(["list", kind])
-    shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown)) <= 80
+    for kind in ("presets", "variants", "tasks", "evals", "studies"):
+        cli.main(["list", kind])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -252,23 +168,3 @@ print("not ended")
         assert "arithmetic" in done.stdout
         assert [line for line in lines if line in ("due at exit", "not ended")] == expected
         assert ("shut down" in lines) == (processes == "1")
-
-
-def test_tasks_are_shown(capsys):
-    cli.main(["list", "tasks"])
-    assert "operand_max=20" in capsys.readouterr().out
-    options = ["--task-options", "operands=3", "operators=+-"]
-    cli.main(["list", "tasks", "arithmetic", "--count", "20", *options])
-    shown = capsys.readouterr().out
-    assert "commonest" in shown and shown.count(" =\n") == 3
-    cli.main(["list", "tasks", "prosqa", "--count", "20", "--show", "1"])
-    assert "crossed" in capsys.readouterr().out
-
-
-def test_costs_are_the_papers(capsys):
-    cli.main(["costs"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for said in ("1.07608B", "1.17687B", "+0.08%", "+1.22%", "+0.10%", "+1.42%"):
-        assert said in shown
-    cli.main(["costs", "aet-4", "--variants", "lime,plain", "--tokens", "20"])
-    assert "aet-4: 4 x 32, 4 heads, T 20 lime" in " ".join(capsys.readouterr().out.split())

@@ -1,17 +1,14 @@
 """The pages: code runs, commands parse, links lead somewhere, the map has every file."""
 
-import os
-import pydoc
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tyro
 import yaml
-from scripts import ROOT, load_script
+from scripts import ROOT, load_script, pass_contract
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from layermem_bench import cli
@@ -30,19 +27,7 @@ PLUGINS_PAGE = "docs/plugins.md"
 NOTEBOOK = "docs/notebook.md"
 # Where pages read a pretrained model that a command fetches; tests/real runs them on the real one.
 PRETRAINED = {"README.md": "smollm2", "docs/retrofit.md": "my-base"}
-# The compiler alone takes longer than the rest of the contract.
-CONTRACT = "not compiled"
-
-
 file_map = load_script("docs/file_map.py")
-
-
-@pytest.fixture(scope="module")
-def tracked_files():
-    try:
-        return file_map.tracked_files()
-    except subprocess.CalledProcessError:
-        pytest.skip("not a git checkout: which files belong to the repository is not known")
 
 
 def read(page):
@@ -174,80 +159,24 @@ def test_links_lead_somewhere(page):
             assert anchor in heading_anchors(path.resolve().relative_to(ROOT)), link
 
 
-def test_the_index_of_the_log_has_a_row_for_every_entry():
-    opening = re.compile(r"# (.+\?)\n\n\*\*Outcome \((\d{4}-\d\d-\d\d)\)\.\*\* \S")
-    entries = []
-    for path in ROOT.glob("docs/log/2*.md"):
-        match = opening.match(path.read_text(encoding="utf-8"))
-        assert match, f"{path.name}: begin with the question and its outcome"
-        entries.append((match[1], match[2], path.name))
-    row = re.compile(r"^\| (.+\?) \| .+ \| (\S+) \| \[.+\]\((.+)\) \|$", re.MULTILINE)
-    assert entries
-    assert sorted(row.findall(read("docs/log/index.md"))) == sorted(entries)
-
-
-def test_the_api_reference_names_what_is_there():
-    names = re.findall(r"^::: (\S+)$", read("docs/api.md"), re.MULTILINE)
-    assert names
+def test_the_map_has_a_row_for_every_file_that_says_what_it_is():
+    try:
+        names = file_map.tracked_files()
+    except subprocess.CalledProcessError:
+        pytest.skip("not a git checkout: which files belong to the repository is not known")
     for name in names:
-        assert pydoc.locate(name) is not None, name
-
-
-def test_every_tracked_file_says_what_it_is(tracked_files):
-    for name in tracked_files:
         description = file_map.describe(ROOT / name)
         assert description, f"{name}: begin it with one line that says what it is"
         if name.endswith(".py"):
             assert description.endswith("."), f"{name}: its first line is no full sentence"
-
-
-def test_the_map_has_a_row_for_every_file(tracked_files):
-    page = file_map.render(tracked_files)
-    assert re.findall(r'id="([^"]+)"', page) == sorted(
-        tracked_files, key=lambda name: (Path(name).parent.parts, name)
-    )
-    assert "| `lime.py`</span>" in page.replace('<span id="src/layermem/variants/lime.py">', "")
-
-
-SHOWN = [code for _, code in blocks(VARIANTS_PAGE, "python") if declared_name(code)]
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """Variables under which ``import more_variants`` declares the variants of the page."""
-    for code in SHOWN:
-        (tmp_path / f"{declared_name(code)}.py").write_text(code, encoding="utf-8")
-    imports = "".join(f"import {declared_name(code)}\n" for code in SHOWN)
-    (tmp_path / "more_variants.py").write_text(imports, encoding="utf-8")
-    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    rows = re.findall(r'id="([^"]+)"', file_map.render(names))
+    assert rows == sorted(names, key=lambda name: (Path(name).parent.parts, name))
 
 
 @pytest.mark.slow
-def test_the_variants_shown_pass_the_contract(environment):
-    chosen = f"({' or '.join(map(declared_name, SHOWN))}) and {CONTRACT}"
-    command = [sys.executable, "-m", "pytest", "-p", "more_variants", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "-q", "-k", chosen, str(ROOT / "tests" / "test_contract.py")],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
-    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed >= 2 * 12, done.stdout
-
-
-def test_how_many_claims_hold_is_said_as_counted():
-    page = read("docs/results/paper.md")
-    said = " ".join(page.partition("<!-- verdicts -->")[0].replace("**", "").split()).lower()
-    table = page.partition("<!-- verdicts -->\n")[2].partition("\n\n")[0]
-    _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
-    counts = {row[0]: [int(re.search(r"\d+", cell)[0]) for cell in row[1:]] for row in rows}
-    held, failed, within = (sum(column) for column in zip(*counts.values(), strict=True))
-    total = held + failed + within
-    assert f"of {total} differences {held} hold, {failed} do not, and {within} are" in said
-    quality = counts["quality"]
-    assert f"{quality[2]} of its {sum(quality)} differences are within noise" in said
-    assert f"of the {quality[0]} that hold" in said
+def test_the_variants_shown_pass_the_contract(tmp_path):
+    shown = [code for _, code in blocks(VARIANTS_PAGE, "python") if declared_name(code)]
+    files = [tmp_path / f"{declared_name(code)}.py" for code in shown]
+    for file, code in zip(files, shown, strict=True):
+        file.write_text(code, encoding="utf-8")
+    pass_contract([file.stem for file in files], files)

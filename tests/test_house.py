@@ -1,19 +1,18 @@
 """The package as a whole: floor plan, public names, sizes of files, benchmarks."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from forked import run_script
+from scripts import ROOT, load_script
 
 import layermem
-from layermem.models.registry import lookup
 
-ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 # Rooms of the packages, from the ground up.
 FLOORS = [
@@ -64,21 +63,16 @@ def room_of(name):
     return ".".join(name.split(".")[:2])
 
 
-def misplaced(path, root=SOURCES):
-    """Return the rooms that a file imports from, up or sideways."""
-    parts = path.relative_to(root).with_suffix("").parts
-    room = room_of(".".join(parts))
-    if parts[1] == "__init__":
-        return []
-    targets = [room_of(name) for name in imports(path, list(parts[:-1]))]
-    return [to for to in targets if to in FLOOR and to != room and FLOOR[to] >= FLOOR[room]]
-
-
-@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda p: str(p.name))
-def test_imports_point_downwards(path):
-    parts = path.relative_to(SOURCES).with_suffix("").parts
-    assert parts[1] == "__init__" or room_of(".".join(parts)) in FLOOR, "no such room"
-    assert misplaced(path) == []
+def test_imports_point_downwards():
+    for path in sorted(SOURCES.rglob("*.py")):
+        parts = path.relative_to(SOURCES).with_suffix("").parts
+        room = room_of(".".join(parts))
+        if parts[1] == "__init__":
+            continue
+        assert room in FLOOR, f"{path}: no such room"
+        targets = {room_of(name) for name in imports(path, list(parts[:-1]))} - {room}
+        up = [to for to in targets if to in FLOOR and FLOOR[to] >= FLOOR[room]]
+        assert not up, f"{path} imports from {up}"
 
 
 def test_the_core_imports_what_it_requires():
@@ -94,6 +88,12 @@ BENCH = [
     *("accelerate", "datasets", "layermem_bench", "matplotlib", "rich", "scipy", "sklearn"),
     *("tyro", "zstandard"),
 ]
+
+
+def run_alone(code):
+    """Run code in a new interpreter, which has imported nothing."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 def test_the_core_works_without_what_the_bench_requires(tmp_path):
@@ -118,8 +118,7 @@ assert layermem.router_parameters(
     AutoModelForCausalLM.from_pretrained({str(tmp_path / "attached")!r})
 )
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert not done.returncode, done.stderr
+    run_alone(code)
 
 
 TRAINING_STACK = {
@@ -140,16 +139,7 @@ except SystemExit as left:
     assert not left.code
 assert not {TRAINING_STACK} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-
-
-def test_a_variant_has_the_name_of_its_file():
-    """`layermem list presets` lists the files, so that it need not import them."""
-    files = {path.stem for path in (SOURCES / "layermem" / "variants").glob("*.py")} - {"__init__"}
-    assert set(layermem.list_variants()) >= files
-    for name in files:
-        assert lookup(name).config.__module__ == f"layermem.variants.{name}"
+    run_alone(code)
 
 
 def test_public_names():
@@ -167,15 +157,10 @@ def test_public_names():
 
 
 def tracked():
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    if listed.returncode:
+    try:
+        return load_script("docs/file_map.py").tracked_files()
+    except subprocess.CalledProcessError:
         pytest.skip("not a git checkout: which files belong is not known")
-    return sorted(name for name in listed.stdout.splitlines() if (ROOT / name).exists())
 
 
 # Lines of Python that a room may have. A number may fall; it rises by what another room gives.
@@ -244,6 +229,7 @@ def test_files_stay_small():
         ["beside_loops.py", "--shapes=4x32", "--repeats=1", "--variants=mudd"],
         pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
+        ["gpu.py", "--smoke", "--repeats=1", "--minutes=60", "--columns", "plain", "lime"],
         ["traffic.py"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
     ],
@@ -256,3 +242,11 @@ def test_a_benchmark_runs(command, tmp_path):
     status, *said = run_script(ROOT / "benchmarks" / script, [*options, *json], folder=tmp_path)
     assert status == 0, said
     assert not json or (tmp_path / "figures.json").stat().st_size
+
+
+def test_the_page_of_gpus_is_what_its_script_writes(monkeypatch):
+    for folder in ("benchmarks", "docs"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    script = importlib.import_module("gpu_figures")
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert text == script.fill_page(text, script.render(script.read_records(script.RESULTS)))

@@ -11,13 +11,11 @@ from layermem.models.registry import list_variants, lookup
 from layermem_base.generation_settings import GenerationSettings
 from layermem_base.number_ranges import Range, check_numbers, number_types, ranges
 from layermem_bench.cli import COMMANDS
-from layermem_bench.config import host as host_config
 from layermem_bench.config import run as config
-from layermem_bench.config import task as task_config
 
 CONFIGS = [
-    *(config.Model, config.Data, config.Optim, config.Compute, config.Run),
-    *(host_config.Host, task_config.Task, GenerationSettings),
+    *(config.Model, config.Data, config.Task, config.Optim, config.Host, config.Compute),
+    *(config.Run, GenerationSettings),
     *(lookup(name).config for name in list_variants()),
 ]
 OPTIONS = [kind for kind, _ in COMMANDS.values()]
@@ -66,16 +64,7 @@ class Rates:
 def test_each_number_of_several_is_checked():
     check_numbers(Rates(rates=(1e-3, 1.0), steps=9))
     check_numbers(Rates())
-    for wrong in (
-        {"rates": (1e-3, 0.0)},
-        {"rates": (math.nan,)},
-        {"steps": 0},
-        {"steps": 10},
-        {"steps": 2.5},
-        {"steps": 10**400},
-        {"rates": (10**400,)},
-        {"steps": True},
-    ):
-        (name,) = wrong
+    wrong = {"rates": [(1e-3, 0.0), (math.nan,), (10**400,)], "steps": [0, 10, 2.5, 10**400, True]}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
         with pytest.raises(ValueError, match=name):
-            check_numbers(Rates(**wrong))
+            check_numbers(Rates(**{name: value}))

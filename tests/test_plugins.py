@@ -1,17 +1,13 @@
 """Plugins: the module of the page, names that clash, errors in plugins, other processes."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from forked import run_code
+from scripts import ROOT, pass_contract
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = [
@@ -60,18 +56,9 @@ def test_the_parts_of_the_page_are_listed_and_train(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_variant_of_the_page_passes_the_contract(tmp_path):
-    chosen = "first_values and not compiled"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
-    done = subprocess.run(
-        [*command, str(ROOT / "tests" / "test_contract.py")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "LAYERMEM_PLUGINS": str(tmp_path / "mine.py")},
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12
+def test_the_variants_of_the_page_and_of_the_example_pass_the_contract(tmp_path):
+    files = tmp_path / "mine.py", ROOT / "examples" / "router_ideas.py"
+    pass_contract(["first_values", "router_ideas"], files)
 
 
 @pytest.mark.parametrize(
@@ -104,37 +91,31 @@ def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path):
     assert "letters=5" in shown
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "line"),
-    [
-        ("import layermem\n1 / 0\n", "ZeroDivisionError", "wrong.py, line 2"),
-        ("import no_such_module\n", "no_such_module", "wrong.py, line 1"),
-        ("def f(:\n", "SyntaxError", "wrong.py, line 1"),
-        (
-            "from layermem_bench.presets import get_preset, preset\n"
-            "@preset\ndef tiny_lm():\n    return get_preset('tiny-aet-4')\n",
-            "'tiny-lm'",
-            "wrong.py, line 2",
-        ),
-    ],
-    ids=["error", "import", "syntax", "preset known"],
-)
-def test_an_error_in_a_plugin_names_its_line(code, error, line, tmp_path):
-    (tmp_path / "wrong.py").write_text(code)
-    status, _, errors = command(tmp_path, "--plugin", "wrong.py", "list", "tasks")
-    assert status == 1
-    assert error in errors and line in errors
-    assert len(errors.splitlines()) == 1
+WRONG = {
+    "error": ("import layermem\n1 / 0\n", "ZeroDivisionError", "wrong.py, line 2"),
+    "import": ("import no_such_module\n", "no_such_module", "wrong.py, line 1"),
+    "syntax": ("def f(:\n", "SyntaxError", "wrong.py, line 1"),
+    "preset known": (
+        "from layermem_bench.presets import get_preset, preset\n"
+        "@preset\ndef tiny_lm():\n    return get_preset('tiny-aet-4')\n",
+        "'tiny-lm'",
+        "wrong.py, line 2",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", ["nosuch", "nosuch.py", "folder/json.py"])
-def test_a_plugin_that_cannot_be_found_is_named(name, tmp_path):
+@pytest.mark.parametrize("case", [*WRONG, "nosuch", "nosuch.py", "folder/json.py"])
+def test_an_error_in_a_plugin_names_its_line_and_a_lost_one_its_name(case, tmp_path):
+    name, code, named = case, "", [case]
+    if case in WRONG:
+        name, (code, *named) = "wrong.py", WRONG[case]
     # A module of this name is loaded already.
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "json.py").write_text(TASK)
+    (tmp_path / "wrong.py").write_text(code)
     status, _, errors = command(tmp_path, "--plugin", name, "list", "tasks")
     assert status == 1
-    assert name in errors and len(errors.splitlines()) == 1
+    assert all(each in errors for each in named) and len(errors.splitlines()) == 1
 
 
 def test_processes_that_a_command_starts_have_its_plugins(tmp_path):

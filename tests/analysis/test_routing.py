@@ -1,6 +1,9 @@
-"""Heatmaps of what routers read, and paths through them, against loops over indices."""
+"""What layers read of earlier ones: heatmaps against loops, moments at once, groups left out."""
 
+import copy
 import itertools
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +13,17 @@ from tiny import TINY, make
 
 import layermem
 from layermem.models.registry import lookup
+from layermem.models.seams import DepthWeights
 from layermem.retrofit.attachment import attachment_of
-from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
+from layermem_bench.analysis.capture import capture
+from layermem_bench.analysis.result import readings
+from layermem_bench.analysis.routing import (
+    head_heatmaps,
+    mean_heatmap,
+    weight_groups,
+    weights_over_depth,
+    without,
+)
 
 
 def a_model(name="lime", **fields):
@@ -55,9 +67,8 @@ def test_keys_and_values_that_read_differently():
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-@pytest.mark.parametrize("options", [{}, {"router": "last", "window": 1}], ids=["all", "one"])
-def test_attached_memory(name, options):
-    model = layermem.attach(make_host(name), **options)
+def test_attached_memory(name):
+    model = layermem.attach(make_host(name), router="last", window=2)
     np.testing.assert_array_equal(mean_heatmap(model), np.eye(4))
     routers = attachment_of(shake_routers(model)).routers
     heatmap, heads = mean_heatmap(model), head_heatmaps(model)
@@ -93,22 +104,76 @@ def test_readings():
     assert third.effective == pytest.approx(np.exp(-sum(p * np.log(p) for p in (0.5, 0.1, 0.4))))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_circuits_against_all_paths(steps):
-    heatmap = mean_heatmap(a_model())
-    heatmap[3, 1] = 0
-    paths = {
-        path: float(np.prod([heatmap[a, b] for a, b in itertools.pairwise(path)]))
-        for path in itertools.permutations(range(4), steps + 1)
-        if list(path) == sorted(path, reverse=True)
-    }
-    expected = sorted((w for w in paths.values() if w > 0), reverse=True)[:3]
-    heaviest = circuits(heatmap, steps=steps, count=3)
-    assert [c.weight for c in heaviest] == pytest.approx(expected)
-    assert all(paths[c.layers] == pytest.approx(c.weight) for c in heaviest)
+@pytest.mark.parametrize("name", ["mudd", "dca", "denseformer"])
+def test_moments_of_weights_over_depth_are_those_of_all_tokens_but_padding(name):
+    model = a_model(name)
+    ids = torch.randint(TINY["vocab_size"], (6, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = mask[4, 2:] = 0
+    seen = {}
+    for path, module in model.named_modules():
+        if isinstance(module, DepthWeights):
+            seen[path] = []
+            module.register_forward_hook(lambda _, a, w, path=path: seen[path].append(w.detach()))
+    batches = [
+        {"input_ids": ids[rows], "attention_mask": mask[rows]}
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    captured = partial(capture, model, batches)
+    texts = SimpleNamespace(sequences=())
+    subject = SimpleNamespace(model=model, texts=texts, captured=lambda *_, **k: captured(**k))
+    mixtures = weights_over_depth(subject)["mixtures"]
+    assert len(mixtures) == len(seen) > 0
+    if name == "mudd":
+        assert [m.place for m in mixtures][-2:] == ["layer 3, attention", "final norm"]
+        assert mixtures[1].readers == ("query", "key", "value", "residual")
+    for mixture, weights in zip(mixtures, seen.values(), strict=True):
+        if name == "denseformer":
+            np.testing.assert_allclose(mixture.mean, weights[0].reshape(1, -1).numpy())
+            np.testing.assert_allclose(mixture.deviation, 0, atol=1e-7)
+            continue
+        tokens = torch.cat(weights)[mask.bool()].double().numpy()
+        assert tokens.shape == (mask.sum(), len(mixture.readers), len(mixture.sources))
+        np.testing.assert_allclose(mixture.mean, tokens.mean(0), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(mixture.deviation, tokens.std(0), rtol=1e-7, atol=1e-12)
+    # Its own hooks are taken off.
+    assert sum(len(module._forward_hooks) for module in model.modules()) == len(seen)
 
 
-def test_circuits_of_a_deep_model_take_no_time():
-    deep = np.tril(np.random.default_rng(0).random((128, 128)))
-    deep /= deep.sum(1, keepdims=True)
-    assert len(circuits(deep, steps=4, count=10)) == 10 and circuits(np.eye(5)) == []
+PLACES = ("the first layer", "the other earlier layers")
+APART = [f"{reads} of {place}" for reads in ("keys", "values") for place in PLACES]
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields", "groups"),
+    [
+        ("lime", {}, [f"keys and values of {place}" for place in PLACES]),
+        ("lime", {"router_shares_kv": False}, APART),
+        ("lime", {"router_shares_kv": False, "router": "last", "router_window": 1}, []),
+        ("plain", {}, []),
+    ],
+)
+def test_groups_are_named_by_what_is_read_and_from_where(variant, fields, groups):
+    assert list(weight_groups(a_model(variant, **fields))) == groups
+
+
+@pytest.mark.parametrize("grain", ["pair", "layer"])
+@pytest.mark.parametrize("group", APART)
+@torch.no_grad()
+def test_a_model_without_a_group_is_one_whose_weights_are_zero(grain, group, ids):
+    model = a_model(router_shares_kv=False, router_grain=grain)
+    zeroed = copy.deepcopy(model)
+    name = "value_weight" if group.startswith("values") else "weight"
+    for layer in zeroed.model.layers[1:]:
+        router = layer.self_attn.memory
+        for place, source in enumerate(router.sources):
+            if source != router.layer and (source == 0) == ("first" in group):
+                at = slice(place * router.columns, (place + 1) * router.columns)
+                getattr(router, name)[:, at] = 0
+    before = model(ids).logits
+    with pytest.raises(RuntimeError), without(model, group):
+        assert torch.equal(model(ids).logits, zeroed(ids).logits)
+        raise RuntimeError("stopped")
+    # They are put back, also after an error.
+    assert torch.equal(model(ids).logits, before)
+    assert not torch.equal(zeroed(ids).logits, before)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from dataclasses import asdict
 
 import pytest
@@ -10,10 +11,9 @@ from layermem_bench.analysis import texts as texts_module
 from layermem_bench.analysis.result import AnalysisOptions
 from layermem_bench.analysis.texts import (
     Occurrence,
-    choose_words,
+    choose_texts,
     find_occurrences,
     read_problems,
-    read_texts,
 )
 from layermem_bench.config.run import Run, Task
 from layermem_bench.run.trained_models import Checkpoint
@@ -34,20 +34,24 @@ def a_checkpoint(task=None):
     ("task", "options", "words"),
     [
         (None, {}, ("is", "are", "was", "were")),
-        (None, {"words": ("a", "b")}, ("a", "b")),
+        (None, {"words": ("a", "in")}, ("a", "in")),
         (Task(name="arithmetic"), {}, ("1", "2", "3", "4")),
         (Task(name="arithmetic"), {"text": "stdlib"}, ("is", "are", "was", "were")),
         (None, {"words": ("is", "is")}, None),
         (None, {"each": 4}, None),
     ],
 )
-def test_words_are_those_given_or_of_the_task_or_of_the_paper(task, options, words):
-    options = AnalysisOptions(**options)
+def test_words_are_those_given_or_of_the_task_or_of_the_paper(task, options, words, monkeypatch):
+    documents = (f"{i:02} is a {i:02} are in {i:02} was a {i:02} were in " for i in range(99))
+    monkeypatch.setattr(texts_module, "open_source", lambda *_, **__: documents)
+    options = AnalysisOptions(**{"each": 5, "length": 38, "sequences": 2, **options})
     if words is None:
         with pytest.raises(ValueError, match="--words.*--each"):
-            choose_words(options, a_checkpoint(task))
-    else:
-        assert choose_words(options, a_checkpoint(task)).words == words
+            choose_texts(options, a_checkpoint(task))
+        return
+    texts = choose_texts(options, a_checkpoint(task))
+    assert texts.words == words and len(texts.sequences) == 2
+    assert Counter(each.word for each in texts.occurrences) == dict.fromkeys(range(len(words)), 5)
 
 
 def test_the_words_of_every_task_are_frequent_in_its_problems():
@@ -82,21 +86,21 @@ def test_a_problem_is_read_once(tmp_path):
     assert len(texts) == len(set(texts)) > 60
 
 
-def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
+def test_a_text_is_read_no_further_than_its_first_documents(monkeypatch):
     read = 0
 
-    def documents(_, *, streaming):
+    def documents(_, how):
         # A dataset on the hub is fetched only as far as it is read.
-        assert streaming
+        assert how.streaming
         nonlocal read
         for read in range(1, 10**9):
             yield f"w1 {read:09} " * 3
 
     monkeypatch.setattr(texts_module, "open_source", documents)
-    options, tokenizer = AnalysisOptions(text="x", documents=300, length=24), a_checkpoint()
-    where, texts = read_texts(options, tokenizer)
-    with pytest.raises(ValueError, match="'w2' occurs 0 times in x .*--documents 300"):
-        find_occurrences(texts, tokenizer.tokenizer, ("w1", "w2"), 5, 24, where)
+    monkeypatch.setattr(texts_module, "_DOCUMENTS", 300)
+    options = AnalysisOptions(text="x", words=("w1", "w2"), length=24, each=5)
+    with pytest.raises(ValueError, match="'w2' occurs 0 times in the first 300 documents of x"):
+        choose_texts(options, a_checkpoint())
     assert read == 300
 
 

@@ -235,12 +235,12 @@ def test_arms_stand_beside_the_first_of_their_size():
         *(cost("plain", 8, 0.2, None), cost("a", 8, 0.1, 1)),
     ]
     rows = [row for row, _, _ in steps]
-    table = cost_tables.counted_table(rows).texts()
+    table = cost_tables.counted_table(rows).rows
     assert table[0] == ["p: 4 x 8, 2 heads (1 kv), T 4", "plain", "1k", "", "100", "", "1", ""]
     assert table[1] == ["", "a", "1k", "+0.00%", "150", "+50.00%", "1", "+0.00%"]
     assert table[3][5] == "-50.00%"
-    assert cost_tables.cache_table(rows).texts()[0][2:] == ["4B", "", "32B", ""]
-    where, *others = cost_tables.measured_table(steps, "x").texts()
+    assert cost_tables.cache_table(rows).rows[0][2:] == ["4B", "", "32B", ""]
+    where, *others = cost_tables.measured_table(steps, "x").rows
     assert where[0] == "p: 4 x 8, 2 heads (1 kv), T 4, eager"
     assert [row[2:] for row in (where, *others)] == [
         ["100 ms (90 to 100)", "", "2GB", ""],

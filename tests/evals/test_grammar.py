@@ -1,4 +1,4 @@
-"""Grammar: pairs against a literal loop, shares and paired differences, records, probes."""
+"""Grammar: pairs against a literal loop, shares and paired differences, records."""
 
 import json
 import lzma
@@ -10,22 +10,9 @@ import torch
 import transformers
 from eval_fixtures import our_model
 from stories import needs_stories, stories_model, stories_tokenizer
-from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem_bench.analysis.separability import FOLDS, separability
-from layermem_bench.evals.grammar import (
-    BY_PARADIGM,
-    RIGHT_PAIRS,
-    Pair,
-    distinct_pairs,
-    judge_pairs,
-    probe_pairs,
-    probe_rows,
-    read_pairs,
-    right_rows,
-    sentence_vectors,
-)
+from layermem_bench.evals.grammar import Pair, judge_pairs, read_pairs, right_rows
 from layermem_bench.statistics import mcnemar, proportion
 from layermem_bench.text.tokenizers import load_tokenizer
 
@@ -33,8 +20,8 @@ RECORDS = Path(__file__).parents[3] / "shared" / "data" / "evals" / "blimp.jsonl
 SENTENCES = ["Who sleeps?", "Who do sleep?", "Zoë has left."]
 
 
-def pair(good="a", bad="b", phenomenon="p", paradigm="p"):
-    return Pair(good=good, bad=bad, phenomenon=phenomenon, paradigm=paradigm)
+def pair(good="a", bad="b", phenomenon="p"):
+    return Pair(good=good, bad=bad, phenomenon=phenomenon)
 
 
 @torch.inference_mode()
@@ -88,23 +75,22 @@ def test_a_tie_is_not_right():
     assert of_all.scores["theirs"].counts == {} and of_all.differences["theirs"].value == 0.25
 
 
-def test_rows_are_all_pairs_phenomena_and_paradigms_with_paired_differences():
+def test_rows_are_all_pairs_and_phenomena_with_paired_differences():
     pairs = [pair(phenomenon="a")] * 8 + [pair(phenomenon="b")] * 4
     ours, theirs = np.ones(12), np.array([-1.0] * 7 + [1.0] + [-1.0, 1.0, 1.0, 1.0])
-    rows = {(r.table, r.name): r for r in right_rows(pairs, {"theirs": theirs, "ours": ours})}
-    assert [*rows] == [*((RIGHT_PAIRS, name) for name in ("all", "a", "b")), (BY_PARADIGM, "p")]
-    of_all, a, b, paradigm = rows.values()
+    rows = {row.name: row for row in right_rows(pairs, {"theirs": theirs, "ours": ours})}
+    assert [*rows] == ["all", "a", "b"]
+    of_all, a, b = rows.values()
     assert of_all.differences["ours"].value == pytest.approx(8 / 12)
     assert of_all.differences["ours"].p == mcnemar(8, 0)
     # Two phenomena: Holm doubles the smaller p-value.
     assert a.differences["ours"].p == pytest.approx(2 * mcnemar(7, 0))
     assert (b.differences["ours"].p, b.differences["ours"].value) == (1, 0.25)
     assert (b.scores["theirs"].value, b.scores["theirs"].count, b.chance) == (0.75, 4, 0.5)
-    assert not paradigm.differences
     # Of two models, each difference of all pairs is one of two, of phenomena one of four.
-    two = {(r.table, r.name): r for r in right_rows(pairs, {"t": theirs, "o": ours, "p": ours})}
-    assert two[RIGHT_PAIRS, "all"].differences["p"].p == pytest.approx(2 * mcnemar(8, 0))
-    assert two[RIGHT_PAIRS, "a"].differences["o"].p == pytest.approx(4 * mcnemar(7, 0))
+    two = {row.name: row for row in right_rows(pairs, {"t": theirs, "o": ours, "p": ours})}
+    assert two["all"].differences["p"].p == pytest.approx(2 * mcnemar(8, 0))
+    assert two["a"].differences["o"].p == pytest.approx(4 * mcnemar(7, 0))
 
 
 def record(good, bad="Who sleep?", **changes):
@@ -133,56 +119,3 @@ def test_records_of_files_and_folders_are_read_once(tmp_path):
 def test_the_real_records_are_67_paradigms():
     pairs = read_pairs([str(RECORDS)], per_paradigm=3)
     assert len(pairs) == 3 * 67 and len({each.phenomenon for each in pairs}) == 13
-
-
-def test_pairs_that_share_a_sentence_are_left_out():
-    pairs = [pair("a", "b"), pair("a", "c"), pair("d", "b"), pair("e", "f")]
-    pairs += [pair("g", "h", paradigm="q")]
-    assert [each.good for each in distinct_pairs(pairs, 2)] == ["a", "e", "g"]
-    assert [each.good for each in distinct_pairs(pairs, 1)] == ["a", "g"]
-
-
-def test_a_sentence_is_the_mean_of_its_tokens():
-    model, sentences = our_model(), ["abc", "a longer one", "z"]
-    vectors = sentence_vectors(model, load_tokenizer("bytes"), sentences)
-    assert len(vectors["hidden"]) == len(vectors["routed"]) == TINY["num_hidden_layers"]
-    for row, text in enumerate(sentences):
-        ids = torch.tensor([[256, *text.encode()]])
-        with torch.inference_mode():
-            states = model(input_ids=ids, output_hidden_states=True).hidden_states
-        # The last of them is behind the final norm.
-        for layer in range(TINY["num_hidden_layers"] - 1):
-            expected = states[layer + 1][0, 1:].mean(0).numpy()
-            assert vectors["hidden"][layer][row] == pytest.approx(expected, abs=1e-5)
-
-
-def test_what_distinguishes_sentences_is_found_and_the_control_is_at_chance():
-    pairs = [pair(f"{i} is", f"{i} are") for i in range(40)]
-    read = probe_pairs(our_model(), load_tokenizer("bytes"), pairs)
-    assert len(read) == 2 * 2 and {len(layers) for layers in read.values()} == {4}
-    shallow = {table: layers[:2] for table, layers in read.items()}
-    rows = {(row.table, row.name): row for row in probe_rows({"deep": read, "shallow": shallow})}
-    for layer in range(4):
-        table, name = "converged probe of hidden vectors", f"layer {layer}"
-        found, control = rows[table, name], rows[table, f"{name}, control"]
-        assert set(found.scores) == ({"deep", "shallow"} if layer < 2 else {"deep"})
-        score = found.scores["deep"]
-        assert score.value > 0.95 and len(score.repeats) == FOLDS and found.at == layer
-        assert abs(control.scores["deep"].value - 0.5) < 0.25 and not control.is_comparable
-
-
-def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
-    """With one feature for each group a probe that has seen half of a group would know it."""
-    generator, groups = np.random.default_rng(0), np.repeat(np.arange(60), 2)
-    labels, seen = np.tile([1, 0], 60), []
-
-    def watch(features, labels, unseen, class_count, seed):
-        seen.append((set(features[:, 0]), set(unseen[:, 0]), labels.mean()))
-        return np.zeros(len(unseen), dtype=int)
-
-    monkeypatch.setattr("layermem_bench.analysis.separability._predict_by_paper_probe", watch)
-    features = np.stack([groups, generator.random(120)], axis=1)
-    separability(features, labels, groups=groups)
-    assert len(seen) == 10
-    for fitted, tested, share in seen:
-        assert not fitted & tested and share == 0.5

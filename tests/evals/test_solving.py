@@ -6,8 +6,8 @@ import pytest
 from tokenizers import normalizers
 
 from layermem_bench.config.run import Task
-from layermem_bench.evals.scoring import solving
-from layermem_bench.run.sequences import ProblemDataset, build_problem_datasets
+from layermem_bench.evals import solving
+from layermem_bench.run.learning import ProblemDataset, build_problem_datasets
 from layermem_bench.tasks.registry import all_tasks, check_tokenizer, get_task
 from layermem_bench.text.tokenizers import load_tokenizer
 

@@ -7,20 +7,19 @@ from recorded import an_analysis
 
 from layermem_bench.analysis.result import DepthMixture
 from layermem_bench.pages import analysis
-from layermem_bench.pages.depth import routing_section
 
 MADE_UP = an_analysis(["a", "b"], lime="lime-id", plain="plain-id")
+LIME, PLAIN = MADE_UP.models["lime"], MADE_UP.models["plain"]
 
 
 def test_the_table_has_a_row_for_each_layer_and_a_column_for_each_number():
-    plain = MADE_UP.models["plain"]
-    shallow = {kind: replace(v, mean=(0.3,)) for kind, v in plain.entropy.items()}
-    models = {**MADE_UP.models, "plain": replace(plain, entropy=shallow)}
+    shallow = {kind: replace(v, mean=(0.3,)) for kind, v in PLAIN.entropy.items()}
+    models = {**MADE_UP.models, "plain": replace(PLAIN, entropy=shallow)}
     table = analysis.table(replace(MADE_UP, models=models))
     measures = ("entropy", "paper probe", "converged probe")
     columns = [f"{measure}, {name}" for measure in measures for name in models]
     assert table.header == ["layer", *columns]
-    assert table.texts() == [
+    assert table.rows == [
         ["0", "0.60", "0.30", "60.0%", "60.0%", "60.0%", "60.0%"],
         ["1", "0.70", "", "70.0%", "70.0%", "70.0%", "70.0%"],
     ]
@@ -28,14 +27,13 @@ def test_the_table_has_a_row_for_each_layer_and_a_column_for_each_number():
 
 @pytest.mark.usefixtures("undrawn")
 def test_sections_name_what_they_show_and_why_something_is_missing():
-    plain = MADE_UP.models["plain"]
     mixture = DepthMixture(
-        **{"place": "layer 0, mlp", "readers": ("input",), "sources": ("embedding",)},
-        **{"mean": ((1.0,),), "deviation": ((0.0,),)},
+        **{"place": "layer 0, mlp", "readers": ("input", "gate"), "sources": ("embedding", "own")},
+        **{"mean": ((1.0, 0.0), (0.5, -0.5)), "deviation": ((0.0, 0.0),) * 2},
     )
     more = {
-        "secret": replace(plain, routing_unknown="the weights are secret"),
-        "mixing": replace(plain, mixtures=(mixture,)),
+        "secret": replace(PLAIN, routing_unknown="the weights are secret"),
+        "mixing": replace(PLAIN, mixtures=(mixture,)),
     }
     models = {**MADE_UP.models, **more}
     parts = analysis.build(replace(MADE_UP, models=models)).sections
@@ -44,27 +42,26 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
         *(f"What {name} reads" for name in models),
         "What mixing mixes",
     ]
-    assert [row[:2] for row in parts[0].tables[0].texts()][:2] == [
-        *(["lime", "lime-id"], ["plain", "plain-id"]),
-    ]
-    assert parts[4].tables[0].texts() == [["1", "50.0%", "2.00", "0"]]
-    assert len(parts[1].figures) == 2 and len(parts[2].figures) == 4
+    about, layers = parts[0].tables
+    assert about.rows[0] == ["lime", "Lime", "2", "16", "9", "lime-id"]
+    assert len(layers.rows) == 2
+    assert parts[4].tables[0].rows == [["1", "50.0%", "2.00", "0"]]
+    assert [len(part.figures) for part in parts[1:5]] == [2, 4, 8, 2]
+    # Of the layers of one model the last is seen at once.
+    assert [figure.fold for figure in parts[3].figures[:2]] == ["lime, layer 0", ""]
     told = [part.paragraphs[0] for part in parts[5:8]]
     for text, reason in zip(told, ("No router", "are secret", "without routers"), strict=True):
         assert reason in text
     assert "Chance is 50.0%" in parts[2].paragraphs[0]
+    assert parts[8].tables[0].rows == [
+        ["layer 0, mlp", "input", "1.00", "0.00"],
+        ["layer 0, mlp", "gate", "0.50", "-0.50"],
+    ]
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_keys_and_values_that_read_apart_are_drawn_apart():
-    model = MADE_UP.models["lime"]
-    apart = replace(model.routing, parts=dict.fromkeys(("key", "value"), model.routing.heatmap))
-    shown = [routing_section("lime", replace(model, routing=r)) for r in (model.routing, apart)]
-    maps = [[name for name, _ in section.switches[0].options] for section in shown]
-    assert maps == [["Keys and values"], ["key", "value"]]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_page_begins_with_what_came_out():
-    lead = analysis.build(replace(MADE_UP, models={"lime": MADE_UP.models["lime"]})).lead
-    assert "0.65 nats" in lead and "accuracy of 70%" in lead
+    apart = replace(LIME.routing, parts=dict.fromkeys(("key", "value"), LIME.routing.heatmap))
+    section = analysis.routing_section("lime", replace(LIME, routing=apart))
+    names = [figure.caption.partition(":")[0] for figure in section.figures]
+    assert names == ["lime, key", "lime, value", "lime's heads, layer 1"]

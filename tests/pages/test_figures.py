@@ -10,9 +10,8 @@ import pytest
 from made_up import a_comparison, a_result
 
 from layermem.models.registry import list_variants
-from layermem_bench.analysis.result import DepthMixture, to_rows
 from layermem_bench.config.result_files import read_result
-from layermem_bench.pages import depth, drawings, figures
+from layermem_bench.pages import figures, study
 from layermem_bench.paper import get_artefact
 from layermem_bench.statistics import Interval
 from layermem_bench.studies.result import (
@@ -30,21 +29,18 @@ NAME = "a_$b_{c$<b>"
 
 
 def drawn(name="a"):
-    return {
-        "curves": figures.drawing(
-            figures.curves({name: ([1, 2], [0.3, 0.4])}, across="x", up=name, scale="share")
-        ),
-        "doubling": figures.drawing(
-            figures.curves({name: ([8, 16, 32], [1, 2, 3])}, across="x", up="y")
-        ),
-        "bars": figures.bars({name: (0.1, 0.2, 0.3), "b": (0.0, 0.0, 0.1)}, up="y", chance=0.1),
-        "forest": figures.forest({name: ONE, "one seed": SINGLE}, is_share=True, across="x"),
-        "heatmap": figures.heatmap(np.eye(4), across="x", up="y"),
-        "large": figures.heatmap(np.eye(40), across="x", up="y"),
-        "heads": figures.heatmap(np.eye(4)[:2], across="x", up="head"),
-        "signed": figures.weights(np.array([[-1, np.nan]]), across=["x", "y"], up=[name]),
-        "words": figures.drawing(figures.scatter([[0, 1], [1, 0]], [0, 1], [name, "b"])),
+    flat = {name: [(at, (0.3, 0.4, 0.5)) for at in (1, 2)]}
+    doubling = {name: [(at, (at, at, at)) for at in (8, 16, 32)]}
+    bars = {name: (0.1, 0.2, 0.3), "one seed": SINGLE, "several": ONE}
+    plots = {
+        "curves": figures.curves(flat, across="x", up=name, is_share=True),
+        "doubling": figures.curves(doubling, across="x", up="y"),
+        "forest": figures.intervals(bars, is_share=True, across="x", line=0.1),
+        "heatmap": figures.heatmap(np.eye(4), across="x", up="layer"),
+        "large": figures.heatmap(np.eye(40), across="x", up="head"),
+        "words": figures.scatter([[0, 1], [1, 0]], [0, 1], [name, "b"]),
     }
+    return {kind: figures.drawing(plot).svg for kind, plot in plots.items()}
 
 
 def test_drawings_are_xml_in_the_pages_own_ink_and_the_same_each_time():
@@ -60,12 +56,8 @@ def test_drawings_are_xml_in_the_pages_own_ink_and_the_same_each_time():
 
 
 def test_names_are_names_and_no_markup_or_formula():
-    shown = {kind: "a_$b_{c$&lt;b&gt;" in svg for kind, svg in drawn(NAME).items()}
-    assert [kind for kind, is_whole in shown.items() if not is_whole] == [
-        "heatmap",
-        "large",
-        "heads",
-    ]
+    without = [kind for kind, svg in drawn(NAME).items() if "a_$b_{c$&lt;b&gt;" not in svg]
+    assert without == ["heatmap", "large"]
 
 
 def test_every_variant_has_a_style_of_its_own_wherever_it_is_drawn():
@@ -81,8 +73,8 @@ def test_every_variant_has_a_style_of_its_own_wherever_it_is_drawn():
 @pytest.mark.parametrize("count", [4, 19])
 def test_many_names_stand_below_the_axes(count):
     """Within, they would hide the curves; outside of the figure nobody reads them."""
-    series = {f"arm {i}": ([1, 2], [i, i]) for i in range(count)}
-    drawn = figures.drawing(figures.curves(series, across="tokens", up="loss"))
+    series = {f"arm {i}": [(at, (i, i, i)) for at in (1, 2)] for i in range(count)}
+    drawn = figures.drawing(figures.curves(series, across="tokens", up="loss")).svg
     svg = ElementTree.fromstring(drawn)
     whole = float(svg.get("height")[:-2])
     assert (whole == pytest.approx(3.4 * 72)) == (count == 4)
@@ -100,21 +92,22 @@ def rows(*losses, tokens=10):
 def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
     three = [rows(3.0, 2.0, 1.0), rows(6.0, 5.0, tokens=12), rows(9.0, 2.0, tokens=14)]
     arms = {"a": three, "b": [rows(4.0)], "c": [[]]}
-    series, bands = drawings.curves_of_arms(arms, "tokens", "val_loss")
     # The third step is of one seed alone; nothing is known of c.
-    assert series == {"a": ([12, 24], [6.0, 3.0]), "b": ([10], [4.0])}
-    assert bands == {"a": ([3.0, 2.0], [9.0, 5.0]), "b": ([4.0], [4.0])}
-    assert drawings.curves_of_arms({"a": three}, "tokens", "val_accuracy") == ({}, {})
+    assert study.curves_of_arms(arms, "tokens", "val_loss") == {
+        "a": [(12, (3.0, 6.0, 9.0)), (24, (2.0, 3.0, 5.0))],
+        "b": [(10, (4.0, 4.0, 4.0))],
+    }
+    assert study.curves_of_arms({"a": three}, "tokens", "val_accuracy") == {}
 
 
-def test_curves_are_of_what_was_validated_and_say_what_is_missing():
+def test_curves_are_of_what_was_validated_and_say_what_has_not_ended():
     made = a_comparison({"plain": (1.0, None), "lime": (1.0, 1.5), "mudd": (2.0, 2.0)})
     runs = [r if r.arm == "mudd" else replace(r, validations=rows(3.0, 1.0)) for r in made.runs]
     result = replace(made, runs=tuple(runs))
-    figure, *_ = drawings.learning_curves(result, result.boards[0])
+    figure, *_ = study.learning_curves(result, result.boards[0])
     assert ">lime<" in figure.svg and ">mudd<" not in figure.svg
-    assert "ended of: plain." in figure.caption and "recorded of: mudd." in figure.caption
-    assert not list(drawings.learning_curves(made, made.boards[0]))
+    assert "ended of: plain." in figure.caption
+    assert not list(study.learning_curves(made, made.boards[0]))
 
 
 @pytest.fixture
@@ -122,9 +115,9 @@ def seen(monkeypatch):
     """Return what curves are asked for, which are drawn."""
     asked, draw = [], figures.curves
 
-    def watched(*args, **kwargs):
-        asked.append((args, kwargs))
-        return draw(*args, **kwargs)
+    def watched(series, **how):
+        asked.append((series, how))
+        return draw(series, **how)
 
     monkeypatch.setattr(figures, "curves", watched)
     return asked
@@ -132,15 +125,15 @@ def seen(monkeypatch):
 
 def test_figure_6_of_the_record_is_drawn(seen):
     result = read_result(StudyResult, RECORDS / "fig6-tiny.json")
-    (figure,) = drawings.paper_figures(
-        replace(result, drawings=get_artefact("fig6").drawings("tiny"))
-    )
-    ((((series), *_), options),) = seen
-    assert list(series) == ["plain", "lime"] and series["lime"][0] == [8, 16, 32, 64]
+    (drawing,) = get_artefact("fig6").drawings("tiny")
+    (figure,) = study.draw_lines(result, drawing)
+    ((series, _),) = seen
+    assert list(series) == ["plain", "lime"]
+    assert [at for at, _ in series["lime"]] == [8, 16, 32, 64]
     values = result.computed("validation loss")["lime, 64 layers"].values()
-    assert series["lime"][1][-1] == pytest.approx(sum(values) / len(values))
-    low, high = options["bands"]["lime"]
-    assert low[-1] < min(values) < max(values) < high[-1] and "no numbers" in figure.caption
+    low, middle, high = series["lime"][-1][1]
+    assert middle == pytest.approx(sum(values) / len(values))
+    assert low < min(values) < max(values) < high and "no numbers" in figure.caption
 
 
 def test_the_papers_numbers_stand_beside_ours(seen):
@@ -153,30 +146,10 @@ def test_the_papers_numbers_stand_beside_ours(seen):
     values = {f"right, {n}": {"plain": (0.3, 0.5), "lime": (0.5, 0.7)} for n in (4, 6)}
     metrics = dict.fromkeys(values, Metric(is_share=True, chance=0.1))
     lines = Drawing(up="right answers", across="operands", points=points)
-    result = a_result(values, seeds=(0, 1), metrics=metrics, papers=(paper,), drawings=(lines,))
-    assert len(drawings.paper_figures(result)) == 1
-    (((series,), options),) = seen
-    assert series["lime, the paper"] == ([6], [0.716]) and options["scale"] == "share"
-    assert series["plain"] == ([4, 6], [0.4, 0.4])
+    result = a_result(values, seeds=(0, 1), metrics=metrics, papers=(paper,))
+    assert len(list(study.draw_lines(result, lines))) == 1
+    ((series, how),) = seen
+    assert series["lime, the paper"] == [(6, (0.716, 0.716, 0.716))] and how["is_share"]
+    assert [(at, ends[1]) for at, ends in series["plain"]] == [(4, 0.4), (6, 0.4)]
     # What is not evaluated is not drawn.
-    assert not drawings.paper_figures(replace(result, rows=()))
-
-
-def a_mixture(place, sources, readers=("query", "key")):
-    size = len(readers), len(sources)
-    mean = to_rows(-np.arange(1.0, 1 + size[0] * size[1]).reshape(size))
-    return DepthMixture(place=place, readers=readers, sources=sources, mean=mean, deviation=mean)
-
-
-def test_the_weights_over_depth_have_a_map_for_each_reader():
-    mixtures = [
-        a_mixture("layer 1, attention", ("embedding", "layer 0")),
-        a_mixture("layer 2, attention", ("layer 1", "embedding")),
-        a_mixture("final norm", ("embedding", "layer 0", "layer 1"), readers=("residual",)),
-    ]
-    places, sources, matrix = depth.tabulate(mixtures, "key")
-    assert places == ["layer 1, attention", "layer 2, attention"]
-    assert sources == ["embedding", "layer 0", "layer 1"]
-    np.testing.assert_array_equal(matrix, [[-3, -4, np.nan], [-4, np.nan, -3]])
-    (switch,) = depth.mixtures_section("mudd", mixtures).switches
-    assert [name for name, _ in switch.options] == ["query", "key", "residual"]
+    assert not list(study.draw_lines(replace(result, rows=()), lines))

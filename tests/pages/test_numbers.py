@@ -4,16 +4,8 @@ import math
 
 import pytest
 
-from layermem_bench.pages.numbers import (
-    format_counted,
-    format_duration,
-    format_ends,
-    format_interval,
-    format_number,
-    format_p,
-    format_pairs,
-    looks_note,
-)
+from layermem_bench.pages import numbers
+from layermem_bench.pages.numbers import format_ends, format_interval, format_number, format_p
 from layermem_bench.statistics import Interval
 
 
@@ -23,7 +15,6 @@ from layermem_bench.statistics import Interval
         (0.017038, 0.058259, False, "+0.017 ± 0.058"),
         (-0.32149, 0.0672, False, "-0.321 ± 0.067"),
         (1.23456, 12.3, False, "+1 ± 12"),
-        (123.456, 1.23, False, "+123.5 ± 1.2"),
         # 0.0996 is 0.100 in two digits, and so are 0.995 and 9.96 the next power of ten.
         (0.5, 0.0996, False, "+0.50 ± 0.10"),
         (0.5, 0.996, False, "+0.5 ± 1.0"),
@@ -31,7 +22,6 @@ from layermem_bench.statistics import Interval
         (1e-5, 3.456e-6, False, "+0.0000100 ± 0.0000035"),
         (-1.0, 0.0, False, "-1.0000 ± 0.0000"),
         (0.21, 0.12706, True, "+21% ± 13%"),
-        (0.05413, 0.02512, True, "+5.4% ± 2.5%"),
         (0.00512, 0.0003456, True, "+0.512% ± 0.035%"),
         (0.2, 0.0, True, "+20.0% ± 0.0%"),
         (0.2, math.inf, True, "+20.0% (one seed)"),
@@ -49,7 +39,6 @@ def test_means_have_two_digits_of_their_half_width(mean, half, is_share, written
     [
         (0.83, 0.48, "83% (35% to 100%)", "+83% ± 48%"),
         (0.00012, 0.0003456, "0.012% (0.000% to 0.047%)", "+0.012% ± 0.035%"),
-        (0.999992, 0.000023, "99.9992% (99.9969% to 100.0000%)", "+99.9992% ± 0.0023%"),
         (0.4, 1.27, "40% (0% to 100%)", "+40% ± 127%"),
         (1.0, 0.0, "100.0% ± 0.0%", "+100.0% ± 0.0%"),
     ],
@@ -64,46 +53,22 @@ def test_intervals_of_shares_end_at_0_and_1_and_those_of_differences_do_not(
     assert format_ends(0.4, (-0.2, 1.5), True, "+") == "+40% (-20% to +150%)"
 
 
-@pytest.mark.parametrize(
-    ("value", "is_share", "written"),
-    [
-        (509_120.0, False, "509,120"),
-        (7.0, False, "7"),
-        (1_076_072_448.0, False, "1.07607B"),
-        (2.5, False, "2.5000"),
-        (0.0008, True, "0.08%"),
-    ],
-)
-def test_whole_numbers_that_are_counted_have_no_decimals(value, is_share, written):
-    assert format_counted(value, is_share) == written
-
-
 def test_small_numbers_have_five_digits_and_large_ones_a_unit():
     assert format_number(0.0123456, False) == "0.012346"
     assert format_number(-2.5e9, False, "+") == "-2.5B" and format_number(2e6, False, "+") == "+2M"
     assert format_number(0.5, True, "+") == "+50.0%"
-    assert (format_duration(90), format_duration(7200), format_duration(5)) == (
-        "1.5 min",
-        "2 h",
-        "5 s",
-    )
+    assert list(map(numbers.format_duration, (90, 7200, 5))) == ["1.5 min", "2 h", "5 s"]
+    assert list(map(numbers.format_pairs, (None, 7, 12_000))) == ["", "7", "more than 10,000"]
 
 
 @pytest.mark.parametrize(
-    ("p", "written"),
-    [(0.0009, "< 0.001"), (0.03, "0.030"), (0.0499, "0.050"), (0.05, "0.050, within noise")],
+    ("p", "written", "beside"),
+    [
+        (0.0009, "< 0.001", "x (p < 0.001)"),
+        (0.0499, "0.050", "x (p = 0.050)"),
+        (0.05, "0.050, within noise", "x (p = 0.050)"),
+        (None, "", "x"),
+    ],
 )
-def test_from_a_twentieth_on_it_is_within_noise(p, written):
-    assert format_p(p) == written and format_p(None) == format_interval(None, True) == ""
-
-
-def test_pairs_that_would_settle_it():
-    some, none = (Interval(mean=mean, half=1.0, count=3) for mean in (0.5, 0.0))
-    assert format_pairs(some, 12_000) == "more than 10,000" and format_pairs(some, 7) == "7"
-    assert format_pairs(None, None) == ""
-    assert "difference is 0" in format_pairs(none, None) and "one pair" in format_pairs(some, None)
-
-
-def test_one_look_needs_no_note():
-    assert looks_note(()) == looks_note(((0, 1),)) == ""
-    assert "with 2, then 3 seeds" in looks_note(((0, 1), (0, 1, 2)))
+def test_from_a_twentieth_on_it_is_within_noise(p, written, beside):
+    assert format_p(p) == written and numbers.with_p("x", written) == beside

@@ -1,6 +1,5 @@
 """The paper's artefacts: their plans and claims at every scale, and their numbers against it."""
 
-import itertools
 import re
 from pathlib import Path
 
@@ -9,25 +8,27 @@ import pytest
 from layermem.models.registry import lookup
 from layermem_bench import cli
 from layermem_bench.config.result_files import read_result
-from layermem_bench.paper import get_artefact, names
+from layermem_bench.paper import get_artefact, names, state_of
 from layermem_bench.paper.artefact import SCALES
-from layermem_bench.paper.evaluated import NAMES, leave_out
-from layermem_bench.paper.standing import standings
+from layermem_bench.paper.evaluated import COLUMNS
 from layermem_bench.presets import get_preset
 from layermem_bench.studies.boards import open_boards
-from layermem_bench.studies.comparing import judge
-from layermem_bench.studies.result import Metric, Row, StudyResult
+from layermem_bench.studies.result import StudyResult
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 COUNTED = ("table8", "table9")
+
+
+@pytest.fixture(scope="module")
+def artefacts():
+    """Every artefact at every scale."""
+    return {(name, scale): get_artefact(name, scale) for name in names() for scale in SCALES}
 
 
 def test_the_fixed_names():
     figures = [f"fig{i}" for i in range(1, 12)]
     tables = ["table1", *(f"table{i}" for i in range(4, 10))]
     assert names() == [*figures, "prosqa", *tables]
-    with pytest.raises(ValueError, match="'table77'.*table7"):
-        get_artefact("table77")
 
 
 def runs_of(study):
@@ -37,52 +38,36 @@ def runs_of(study):
             yield board.name, arm.name, arm.change(board.base)
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", names())
-def test_every_artefact_is_a_study_whose_claims_are_judged(name, scale):
-    study = get_artefact(name).study(name, scale)
-    assert study.name == f"paper/{name}-{scale}" and study.title and study.claim and study.claims
-    assert len(study.seeds) == {"tiny": 5, "small": 3, "paper": 1}[scale]
-    runs = list(runs_of(study))
-    assert (not runs) == (name in COUNTED)
-    for board in study.boards if scale == "paper" else ():
-        # The paper's own configuration, at its one rate and seed.
-        assert board.base == get_preset(board.base.preset) and not board.rates
-        assert board.base.preset.startswith("paper-") and study.seeds == (board.base.seed,)
-    # What is claimed is of arms that are trained, and on made-up rows it is judged as it says.
-    arms = {arm for _, arm, _ in runs} or {"plain", "lime", "hyper_connections"}
-    for claim in study.claims:
-        for arm in (claim.arm, claim.against):
-            assert arm is None or any(arm.startswith(each) for each in arms), claim
-    for claim in (each for each in study.claims if each.direction in ("higher", "lower")):
-        values = {claim.arm: 1.0, claim.against: 2.0}
-        rows = tuple(
-            Row(metric=claim.quantity, arm=arm, by_seed={s: v * (1 + 0.01 * s) for s in range(3)})
-            for arm, v in values.items()
-        )
-        result = StudyResult(
-            **{"command": "c", "name": "n", "title": "t", "seeds": (0, 1, 2), "boards": ()},
-            **{"runs": (), "rows": rows, "metrics": {claim.quantity: Metric()}},
-            claims=(claim,),
-        )
-        (judged,) = judge(result)
-        assert (judged.verdict == "holds") == (claim.direction == "lower"), judged
+def test_every_artefact_is_a_study_whose_claims_are_of_its_arms(artefacts):
+    for (name, scale), study in artefacts.items():
+        assert study.name == f"paper/{name}-{scale}" and study.title and study.claim
+        assert len(study.seeds) == {"tiny": 5, "small": 3, "paper": 1}[scale]
+        runs = list(runs_of(study))
+        assert (not runs) == (name in COUNTED) and study.claims
+        for board in study.boards if scale == "paper" else ():
+            # The paper's own configuration, at its one rate and seed.
+            assert board.base == get_preset(board.base.preset) and not board.rates
+            assert board.base.preset.startswith("paper-") and study.seeds == (board.base.seed,)
+        arms = {arm for _, arm, _ in runs} or {"plain", "lime", "hyper_connections"}
+        for claim in study.claims:
+            for arm in (claim.arm, claim.against):
+                assert arm is None or any(arm.startswith(each) for each in arms), claim
 
 
-def test_one_run_has_one_name_in_all_artefacts():
+def test_one_run_has_one_name_in_all_artefacts(artefacts):
     """Runs are shared between artefacts: the same board and arm is the same run."""
     by_name = {}
-    for scale, name in itertools.product(SCALES, names()):
-        for board, arm, run in runs_of(get_artefact(name).study(name, scale)):
+    for (_, scale), study in artefacts.items():
+        for board, arm, run in runs_of(study):
             assert by_name.setdefault((scale, board, arm), run.id) == run.id, (board, arm)
 
 
-def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape():
+def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape(artefacts):
     """Runs of figure 6 are used for the board of that shape, and the other way round."""
-    deepest = get_artefact("fig6").boards("tiny")[-1]
+    deepest = artefacts["fig6", "tiny"].boards[-1]
     deep, wide = open_boards(("tiny-lm@64x32", "tiny-lm@16x64"), "plain,lime")
     assert deepest.base.id == deep.base.id != wide.base.id
-    (board,) = get_artefact("prosqa").boards("paper")
+    (board,) = artefacts["prosqa", "paper"].boards
     assert board.starts_from.name == "paper-150m"
 
 
@@ -99,7 +84,7 @@ def printed_as(number):
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the text of the paper is not at hand")
-def test_the_papers_numbers_are_in_its_text():
+def test_the_papers_numbers_are_in_its_text(artefacts):
     text = PAPER.read_text(encoding="utf-8")
     # The rows of a table are the lines with cells before its caption.
     tables, rows = {}, []
@@ -109,7 +94,7 @@ def test_the_papers_numbers_are_in_its_text():
         elif "\t" in line:
             rows.append(line)
     labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
-    numbers = [number for name in names() for number in get_artefact(name).numbers]
+    numbers = [number for name in names() for number in artefacts[name, "tiny"].papers]
     for number in numbers:
         of_arm = [r for r in tables.get(number.where, ()) if labels[number.arm.split(":")[0]] in r]
         place = "\n".join(of_arm) if number.where.startswith("Table ") else text
@@ -117,13 +102,13 @@ def test_the_papers_numbers_are_in_its_text():
     assert len(numbers) > 100
 
 
-def test_arms_of_table_7_are_models_that_differ():
+def test_arms_of_table_7_are_models_that_differ(artefacts):
     """A window that reaches every layer is the full router: which those are, layer by layer."""
     full = {8: {("first", 6)}, 12: set()}
     full[4] = {("last", 4), ("last", 6), ("first", 2), ("first", 4), ("first", 6)}
-    artefact = get_artefact("table7")
-    for board in itertools.chain.from_iterable(map(artefact.boards, SCALES)):
-        left_out = {n.arm for n in artefact.numbers} - {arm.name for arm in board.arms}
+    of_scales = [artefacts["table7", scale] for scale in SCALES]
+    for artefact, board in ((each, board) for each in of_scales for board in each.boards):
+        left_out = {n.arm for n in artefact.papers} - {arm.name for arm in board.arms}
         layers = board.base.model.num_hidden_layers
         assert left_out == {f"lime:router={k}:router_window={w}" for k, w in full[layers]}
         entry, every = lookup("lime"), {"num_hidden_layers": layers}
@@ -133,18 +118,17 @@ def test_arms_of_table_7_are_models_that_differ():
             assert [entry.variant.sources(config, at) for at in range(layers)] == whole
 
 
-def test_a_table_can_be_had_without_some_of_its_tasks():
+def test_a_table_can_be_had_without_some_of_its_tasks(artefacts):
     """Averages are those of the others then, the paper's too."""
-    whole = get_artefact("table1")
-    part = leave_out(whole, ["MultiRC", "wic", "wic"])
+    part = get_artefact("table1", "tiny", without=["MultiRC", "wic", "wic"])
     assert part.tasks == ("QNLI", "ARC-E", "ARC-C", "KV", "Induction", "LD-3")
     average = "average without MultiRC, WiC"
-    assert {claim.quantity for claim in part.claims("tiny")} == {average}
-    (ours,) = [n for n in part.numbers if (n.quantity, n.arm) == (average, "lime")]
+    assert {claim.quantity for claim in part.claims} == {average}
+    (ours,) = [n for n in part.papers if (n.quantity, n.arm) == (average, "lime")]
     six = (51.43, 71.15, 39.30, 55.64, 55.36, 34.47)
     assert ours.value == pytest.approx(sum(six) / 600, abs=1e-6)
-    assert {number.quantity for number in part.numbers} == {*part.tasks, average}
-    assert leave_out(whole, []) is whole and set(whole.tasks) <= set(NAMES)
+    assert {number.quantity for number in part.papers} == {*part.tasks, average}
+    assert set(artefacts["table1", "tiny"].tasks) <= set(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +151,7 @@ def test_what_is_asked_wrongly(argv, named, tmp_path, monkeypatch):
 
 def test_an_artefact_without_runs_by_its_command_and_where_it_stands(tmp_path):
     def state():
-        (at,) = [s for s in standings(tmp_path) if (s.name, s.scale) == ("table8", "tiny")]
-        return at.state
+        return state_of(get_artefact("table8", "tiny"), tmp_path)
 
     assert state() == "not begun"
     cli.main(["study", "paper/table8", "--out", str(tmp_path)])

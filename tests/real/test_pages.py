@@ -1,11 +1,10 @@
 """What the pages show of a pretrained model runs on SmolLM2 135M as it stands there."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_script
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
@@ -34,10 +33,9 @@ def test_code_of_a_page_runs(page, heading, folder, smollm2_folder, tmp_path, mo
 
 def test_the_notebook_runs(smollm2_folder, tmp_path):
     (tmp_path / "smollm2").symlink_to(smollm2_folder)
-    # A process of its own, so that its memory is free afterwards.
-    command = [sys.executable, str(ROOT / "docs" / "notebook_page.py"), str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    script = ROOT / "docs" / "notebook_page.py"
+    status, _, errors = run_script(script, [str(tmp_path)], folder=tmp_path)
+    assert status == 0, errors[-3000:]
     page = (tmp_path / "notebook.md").read_text(encoding="utf-8")
     for shown in ("unchanged: True", "The capital of France is Paris.", "the same: True"):
         assert f"{shown}\n" in page

@@ -1,10 +1,11 @@
-"""SmolLM2 135M with layer memory: outputs, training, files, half precision, compilers."""
+"""SmolLM2 135M with layer memory: outputs, training, files, half precision, and what it writes."""
 
 import copy
 
 import pytest
 import torch
-from real_weights import CLOSE, in_new_interpreter, perturb
+from forked import run_code
+from host_models import shake_routers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layermem
@@ -20,11 +21,13 @@ TEXTS = [
     "The capital of France is Paris, and the capital of Italy is Rome. Both lie on rivers.",
     "Water boils at 100 degrees Celsius.\n\n  2 + 2 = 4",
 ]
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2_folder):
-    return AutoTokenizer.from_pretrained(smollm2_folder)
+    return AutoTokenizer.from_pretrained(smollm2_folder, padding_side="left")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,7 @@ def base(smollm2_folder):
 def model(base):
     """The model with memory, which is removed afterwards."""
     yield layermem.attach(base)
-    if "_layer_memory" in vars(base.model):
-        layermem.detach(base)
+    layermem.detach(base)
     for weight in base.parameters():
         weight.requires_grad_(True)
 
@@ -45,7 +47,12 @@ def model(base):
 @pytest.fixture(scope="module")
 def inputs(tokenizer):
     """Two texts, the shorter one padded at the left."""
-    return tokenizer(TEXTS, padding=True, padding_side="left", return_tensors="pt")
+    return tokenizer(TEXTS, padding=True, return_tensors="pt")
+
+
+def shaken(model):
+    """Let the routers of an attached model read other layers too, a little; return the model."""
+    return shake_routers(model, scale=0.01)
 
 
 def test_the_model_is_the_one_that_was_published(base, tokenizer, smollm2_folder):
@@ -62,9 +69,11 @@ def test_the_model_is_the_one_that_was_published(base, tokenizer, smollm2_folder
 def test_attaching_changes_no_bit_and_detaching_leaves_nothing(base, inputs):
     names = list(base.state_dict())
     before = base(**inputs).logits
+    written = base.generate(**inputs, **GREEDY, num_beams=3)
     model = layermem.attach(base)
     assert torch.equal(model(**inputs).logits, before)
-    assert (perturb(model)(**inputs).logits - before).abs().max() > 0.1
+    assert torch.equal(model.generate(**inputs, **GREEDY, num_beams=3), written)
+    assert (shaken(model)(**inputs).logits - before).abs().max() > 0.1
     layermem.detach(model)
     assert torch.equal(base(**inputs).logits, before)
     assert list(base.state_dict()) == names
@@ -96,46 +105,20 @@ with torch.no_grad():
 
 
 def test_routers_are_loaded_in_a_new_process(model, inputs, smollm2_folder, tmp_path):
-    save_routers(perturb(model), tmp_path / "routers")
+    save_routers(shaken(model), tmp_path / "routers")
     assert (tmp_path / "routers" / "routers.safetensors").stat().st_size < 50_000
     torch.save(dict(inputs), tmp_path / "inputs.pt")
     paths = (tmp_path / "routers", smollm2_folder, tmp_path / "inputs.pt", tmp_path / "logits.pt")
-    in_new_interpreter(LOAD, *paths)
+    status, _, errors = run_code(LOAD, *map(str, paths), folder=tmp_path)
+    assert status == 0, errors
     with torch.no_grad():
         assert torch.equal(torch.load(tmp_path / "logits.pt"), model(**inputs).logits)
-
-
-def test_lora_and_memory_are_one_adapter(base, inputs, smollm2_folder, tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        r=4,
-        target_modules=["q_proj", "v_proj"],
-        modules_to_save=["memory"],
-        task_type="CAUSAL_LM",
-    )
-    adapted = peft.get_peft_model(layermem.attach(copy.deepcopy(base)), config)
-    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=5e-3)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = adapted(**inputs, labels=inputs["input_ids"]).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    adapted.eval().save_pretrained(tmp_path)
-    with torch.no_grad():
-        expected = adapted(**inputs).logits
-        del adapted, optimizer, loss
-        bare = AutoModelForCausalLM.from_pretrained(smollm2_folder)
-        again = peft.PeftModel.from_pretrained(layermem.attach(bare), tmp_path).eval()
-        torch.testing.assert_close(again(**inputs).logits, expected, **CLOSE)
 
 
 @torch.no_grad()
 def test_bfloat16_is_as_exact_as_without_memory(base, smollm2_folder, inputs, tmp_path):
     """Identity routers change no bit there either; the rest is what bfloat16 does to the model."""
-    exact = perturb(layermem.attach(copy.deepcopy(base)))
+    exact = shaken(layermem.attach(copy.deepcopy(base)))
     save_routers(exact, tmp_path / "routers")
     seen = inputs["attention_mask"].bool()
     half = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.bfloat16)
@@ -151,33 +134,26 @@ def test_bfloat16_is_as_exact_as_without_memory(base, smollm2_folder, inputs, tm
 
 
 @torch.no_grad()
-def test_a_compiled_model_computes_the_same(model, inputs):
-    expected = perturb(model)(**inputs).logits
-    compiled = torch.compile(model)
-    torch.testing.assert_close(compiled(**inputs).logits, expected, **CLOSE)
-    torch.compiler.reset()
-
-
-@torch.no_grad()
-def test_an_exported_model_computes_the_same(model, inputs):
-    perturb(model)
-    ids = inputs["input_ids"]
-    exported = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}).module()
-    got = exported(input_ids=ids, use_cache=False).logits
-    torch.testing.assert_close(got, model(ids).logits, **CLOSE)
-
-
-@torch.no_grad()
 def test_converted_to_lime_it_computes_the_same(base, tokenizer, inputs, smollm2_folder, tmp_path):
     main(["models", "convert", str(smollm2_folder), str(tmp_path / "lime")])
     lime = AutoModelForCausalLM.from_pretrained(tmp_path / "lime")
     assert isinstance(lime, layermem.LimeForCausalLM)
     expected, seen = base(**inputs).logits, inputs["attention_mask"].bool()
-    logits = lime(**inputs).logits
-
-    torch.testing.assert_close(logits[seen], expected[seen], **CLOSE)
-    lime.save_pretrained(tmp_path / "again")
-    again = layermem.LimeForCausalLM.from_pretrained(tmp_path / "again")
-    assert torch.equal(again(**inputs).logits, logits)
+    # Logits are of size 10 to 30, and 30 layers of float32 sums lie between.
+    torch.testing.assert_close(lime(**inputs).logits[seen], expected[seen], atol=1e-3, rtol=1e-3)
     words = AutoTokenizer.from_pretrained(tmp_path / "lime")
     assert words(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static", "disable_compile": True}])
+def test_every_cache_holds_routed_keys(model, inputs, cache):
+    expected = shaken(model).generate(**inputs, **GREEDY, use_cache=False)
+    assert torch.equal(model.generate(**inputs, **GREEDY, **cache), expected)
+
+
+def test_a_chat_answers_paris(model, tokenizer):
+    prompt = tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    written = model.generate(**prompt, max_new_tokens=16, do_sample=False)
+    assert "Paris" in tokenizer.decode(written[0, prompt["input_ids"].shape[1] :])

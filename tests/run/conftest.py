@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from forked import launch_script
-from single_runs import train_alone
-from small_run import a_run
+from small_run import UNEVEN, a_run, curve, layout_run
 
 from layermem_bench.run.training import train
 
@@ -43,3 +42,13 @@ def two_processes(tmp_path_factory):
             (folder / "alone.json").write_text(json.dumps(train_alone(folder)), encoding="utf-8")
             launch_script(Path(__file__).parent / "processes.py", folder, 2)
     return folder
+
+
+def train_alone(folder):
+    """Train what two processes are compared with; return the curves in each precision."""
+    curves = {}
+    for precision in ("float32", "bfloat16"):
+        run = a_run(folder, **UNEVEN, compute={"precision": precision, "micro_batch": 1})
+        curves[precision] = curve(train(run, folder / precision))
+    train(layout_run(folder), folder / "layouts" / "one")
+    return curves

@@ -6,116 +6,34 @@ Started twice with the variables of torchrun, whose own start another test has: 
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from forked import leave
-from single_runs import layout_run, long_run
-from small_run import UNEVEN, a_run, curve, rewound
-from tiny import TINY, make
-from torch.distributed.fsdp import fully_shard
-from torch.nn.modules.module import register_module_forward_hook
+from small_run import SUMS, UNEVEN, a_run, curve, layout_run, rewound
 
-from layermem.models import registry as registry_of_models
-from layermem.models.causal_lm import DecoderForCausalLM
-from layermem_bench.config.run import Task
-from layermem_bench.evals.generation import greedy
-from layermem_bench.evals.solving import attempt, evaluate
+from layermem_bench.evals.solving import evaluate
 from layermem_bench.run.training import train
-from layermem_bench.tasks import registry
-
-TASK = Task(
-    name="arithmetic",
-    examples=30,
-    validation=5,
-    test=2,
-    options=(
-        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
-        "held_out=strict",
-    ),
-)
-
-
-def long(folder):
-    """Twenty steps each way."""
-    run = long_run(folder)
-    for way, shard in (("ddp", False), ("fsdp", True)):
-        train(replace(run, compute=replace(run.compute, shard=shard)), folder / "long" / way)
 
 
 def precisions(folder):
-    """The curve in each precision, and the precisions of weights in the forward, by module."""
+    """The curve in each precision."""
     seen = {}
     for precision in ("float32", "bfloat16"):
         for shard in (False, True):
-            weights = {}
-            watching = register_module_forward_hook(partial(note_precisions, weights))
             compute = {"precision": precision, "micro_batch": 1, "shard": shard}
             if precision == "float32":
                 compute["loss_chunk"] = 7
             name = f"{precision} {'sharded' if shard else 'copied'}"
-            rows = curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
-            watching.remove()
-            found = {kind: sorted(precisions) for kind, precisions in weights.items()}
-            seen[name] = {"curve": rows, "weights": found}
+            seen[name] = curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
     return seen
-
-
-def note_precisions(seen, module, *_):
-    """Note the precisions of a module's own weights in a forward that is trained."""
-    if module.training:
-        for weight in module.parameters(recurse=False):
-            name = str(weight.dtype).removeprefix("torch.")
-            seen.setdefault(type(module).__name__, set()).add(name)
 
 
 def solving(folder):
-    """Both: validation problems shared, against each process solving all of them."""
-    seen = {}
-    for shard in (False, True):
-        found = seen["sharded" if shard else "copied"] = {"shared": [], "whole": [], "done": []}
-        generate = DecoderForCausalLM.generate
-
-        def watched(self, ids, *args, generate=generate, found=found, **kwargs):
-            found["done"].append(len(ids))
-            return generate(self, ids, *args, **kwargs)
-
-        def both(model, tokenizer, task, split, found=found):
-            result, attempts = evaluate(model, tokenizer, task, split)
-            if split == "validation":
-                kind = registry.get_task(task.name)
-                problems = kind.problems(split, task.validation, task.seed, **task.fields())
-                whole = attempt(model, tokenizer, kind, problems)
-                found["shared"].append([a.row() for a in attempts])
-                found["whole"].append([a.row() for a in whole])
-            return result, attempts
-
-        DecoderForCausalLM.generate = watched
-        run = a_run(folder, max_steps=3, eval_every=2, task=TASK, compute={"shard": shard})
-        found["curve"] = curve(train(run, folder / f"solving-{shard}", evaluate=both))
-        DecoderForCausalLM.generate = generate
-    return seen
-
-
-def generating(folder):
-    """Answers of which some end early, of a copied and of a sharded model."""
-    entry = registry_of_models.lookup("lime")
-    model = make(entry.causal_lm, entry.config(**TINY))
-    with torch.no_grad():
-        model.lm_head.weight[1] *= 3
-    draw = torch.Generator().manual_seed(0)
-    lengths = [3, 9, 1, 5, 5, 2, 7, 9, 4, 6, 3]
-    prompts = [torch.randint(2, 61, (n,), generator=draw).tolist() for n in lengths]
-    settings = {"end": 1, "padding": 0, "max_new_tokens": 12, "batch_size": 2}
-    seen = {"alone": greedy(model, prompts, **settings)}
-    seen["copied"] = greedy(model, prompts, **settings, shared=True)
-    for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    seen["sharded"] = greedy(model, prompts, **settings, shared=True)
-    seen["none"] = greedy(model, [], **settings, shared=True)
-    return seen
+    """The curve of a sharded model that solves problems, which takes all processes."""
+    task = replace(SUMS, test=2)
+    run = a_run(folder, max_steps=3, eval_every=2, task=task, compute={"shard": True})
+    return curve(train(run, folder / "solving", evaluate=evaluate))
 
 
 def layouts(folder):
@@ -135,9 +53,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
-    seen = {
-        each.__name__: each(folder) for each in (long, precisions, solving, layouts, generating)
-    }
+    seen = {each.__name__: each(folder) for each in (precisions, solving, layouts)}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")
     leave(folder)

@@ -5,7 +5,6 @@ import lzma
 import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 
 import pytest
 import yaml
@@ -14,9 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.convert.converting import convert
 from layermem.models.configuration import LINEAGE as FIELD
-from layermem.retrofit import attach, load_attached, save_routers
-from layermem_bench.config.host import VARIANT, Host
-from layermem_bench.config.run import Data, Model, Run, Task
+from layermem.retrofit import attach, save_routers
+from layermem_bench.config.run import HOST, Data, Host, Model, Run, Task
 from layermem_bench.run.earlier_stages import (
     Lineage,
     check_earlier_stages,
@@ -24,10 +22,10 @@ from layermem_bench.run.earlier_stages import (
     stage_of,
     write_lineage,
 )
-from layermem_bench.run.sequences import build_problem_datasets
+from layermem_bench.run.learning import build_problem_datasets
 from layermem_bench.run.training import train
 from layermem_bench.tasks import prosqa
-from layermem_bench.text.document_hashes import SIZE, Sketch
+from layermem_bench.text.blocks import SIZE, Sketch
 from layermem_bench.text.preparing import prepare
 from layermem_bench.text.tokenizers import load_tokenizer
 
@@ -92,11 +90,9 @@ def test_a_sketch_is_bounded_and_finds_what_it_can():
     assert (Sketch.from_text(learnt.to_text()).hashes == learnt.hashes).all()
     halves = Sketch.of(map(str, range(20_000))), Sketch.of(map(str, range(20_000, 50_000)))
     assert (Sketch.merged(halves).hashes == learnt.hashes).all()
-    assert not Sketch().copies_in(learnt) and not learnt.copies_in(Sketch())
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_file_of_problems_that_an_earlier_stage_learnt(split, tmp_path):
+def test_a_file_of_problems_that_an_earlier_stage_learnt(tmp_path, split="test"):
     problems = prosqa.generate(30, 0)
     sides = {"learnt": problems[:10], "copy": problems[9::-1], "other": problems[10:]}
     for name, side in sides.items():
@@ -123,20 +119,12 @@ def test_of_a_model_of_others_it_is_unknown_what_it_has_seen(tmp_path):
     assert "unknown" in str(read_lineage(saved(tmp_path / "first", TEXT, before="llama")))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: c.update({FIELD: None}),
-        lambda c: c[FIELD].update(stages=[]),
-        lambda c: c[FIELD]["stages"][0].pop("run_id"),
-    ],
-)
-def test_a_damaged_lineage_is_no_clean_slate(change, tmp_path):
+@pytest.mark.parametrize("damage", [None, {"stages": []}, {"stages": [{"documents": ""}]}])
+def test_a_damaged_lineage_is_no_clean_slate(damage, tmp_path):
     start = saved(tmp_path / "first", TEXT)
     values = json.loads((start / "config.json").read_text())
-    change(values)
-    (start / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=f"config.json of .*first.*{FIELD}"):
+    (start / "config.json").write_text(json.dumps(values | {FIELD: damage}))
+    with pytest.raises(ValueError, match=FIELD):
         check_earlier_stages(after(TEXT, start), NONE)
 
 
@@ -159,32 +147,26 @@ def attached(folder, tmp_path):
     return tmp_path / "attached"
 
 
-def routers_alone(folder, tmp_path, *, beside_a_config=False):
+def routers_alone(folder, tmp_path):
     """Of routers that were trained, on a base that was not."""
     model = AutoModelForCausalLM.from_pretrained(llama(folder, tmp_path))
     lineage = getattr(model.config, FIELD)
     delattr(model.config, FIELD)
     model.save_pretrained(tmp_path / "base")
     setattr(model.config, FIELD, lineage)
-    routers = tmp_path / "routers"
-    save_routers(attach(model), routers)
-    if beside_a_config:
-        # What can be finetuned: the config is that of the base.
-        shutil.copy(tmp_path / "base" / "config.json", routers)
-        return routers
-    load_attached(routers, base=tmp_path / "base").save_pretrained(tmp_path / "both")
-    return tmp_path / "both"
+    save_routers(attach(model), tmp_path / "routers")
+    # What can be finetuned: the config is that of the base.
+    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "routers")
+    return tmp_path / "routers"
 
 
 ROUTES = {
     "checkpoint": lambda folder, tmp_path: folder.checkpoints / "checkpoint-1",
-    "moved": lambda folder, tmp_path: shutil.copytree(folder.final, tmp_path / "elsewhere"),
     "converted twice": lambda folder, tmp_path: (
         convert(str(llama(folder, tmp_path)), tmp_path / "twice", variant="lime").folder
     ),
     "attached": attached,
     "routers alone": routers_alone,
-    "routers beside a config": partial(routers_alone, beside_a_config=True),
 }
 
 
@@ -198,7 +180,7 @@ def test_a_run_holds_out_nothing_that_its_model_has_seen(route, trained, tmp_pat
         for share in (0.1, 0.6)
         for data in [replace(run.data, validation_share=share)]
     }
-    hosts = {"variant": VARIANT, "model": Model(), "host": Host(model=str(start))}
+    hosts = {"variant": HOST, "model": Model(), "host": Host(model=str(start))}
     for asked in (after(run, start), replace(run, **hosts)):
         check_earlier_stages(asked, held[0.1])
         with pytest.raises(ValueError, match=run.id):
@@ -212,14 +194,12 @@ def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
     other.write_text("".join(json.dumps({"text": f"x{i} y{i}" * 20}) + "\n" for i in range(60)))
     data = replace(run.data, source=str(other), validation_share=0.5)
     host = Host(model=str(llama(first, tmp_path)))
-    second = replace(run, variant=VARIANT, model=Model(), host=host, data=data)
+    second = replace(run, variant=HOST, model=Model(), host=host, data=data)
     folder = train(second, tmp_path / "second")
     about = yaml.safe_load(folder.config.read_text())["about"]
     assert about["trained_before_by"] == run.id
     start = shutil.copytree(folder.checkpoints / "checkpoint-1", tmp_path / "copied")
     assert [stage.run_id for stage in read_lineage(start).stages] == [run.id, second.id]
-    for source, share in ((run.data.source, 0.6), (str(other), 0.7)):
-        asked = replace(second, host=Host(model=str(start)))
-        asked = replace(asked, data=replace(data, source=source, validation_share=share))
-        with pytest.raises(ValueError, match="held out here"):
-            train(asked, tmp_path / "third")
+    asked = replace(data, source=run.data.source, validation_share=0.6)
+    with pytest.raises(ValueError, match="held out here"):
+        train(replace(second, host=Host(model=str(start)), data=asked), tmp_path / "third")

@@ -1,17 +1,25 @@
-"""Parameter groups and rates, against the rules written out."""
+"""Parameter groups and rates, against the rules written out; which of them a row shows."""
 
 import copy
 import math
 
 import pytest
 import torch
+import transformers as hf
 from tiny import TINY, is_own
-from torch.nn.utils import parametrize
 
 import layermem
+from layermem.models.lime_router import LimeRouter
+from layermem.retrofit import Host, attach, router_parameters
 from layermem_bench.config.run import Optim
 from layermem_bench.run.checkpoints import load_moments, whole_moments
-from layermem_bench.run.optimizer import build_optimizer, parameter_groups, set_learning_rates
+from layermem_bench.run.optimizer import (
+    build_optimizer,
+    overrides_of,
+    parameter_groups,
+    set_learning_rates,
+)
+from layermem_bench.run.progress import training_row, variant_metrics
 
 
 def groups_of(variant, optim=None, **fields):
@@ -44,22 +52,6 @@ def test_no_groups_without_members_and_a_rate_for_routers():
     assert {g["lr"] for _, g in frozen.values()} == {1e-3, 0.0}
 
 
-def test_a_parametrized_router_keeps_its_settings():
-    model = layermem.build("lime", **TINY)
-    for layer in model.model.layers[1:]:
-        parametrize.register_parametrization(layer.self_attn.memory, "weight", torch.nn.Identity())
-    groups = parameter_groups(model, model.variant.overrides, Optim())
-    (own,) = [group for group in groups if group["lr"] == 1e-2]
-    assert own["weight_decay"] == 0.0 and len(own["params"]) == 3
-
-
-def test_frozen_parameters_are_left_out():
-    model = layermem.build("plain", **TINY)
-    model.model.layers.requires_grad_(False)
-    groups = parameter_groups(model, (), Optim())
-    assert sum(len(g["params"]) for g in groups) == 3
-
-
 def rates(optim, peaks, steps):
     """Return the learning rate of each step, for groups of these peaks."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "initial_lr": p} for p in peaks]
@@ -82,9 +74,7 @@ def test_every_group_ends_at_one_absolute_floor(kind):
         progress = (100 - 10) / (steps - 1 - 10)
         shares = {"cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress}
         assert column[100] == pytest.approx(floor + (peak - floor) * shares.get(kind, 1.0))
-
-
-def test_the_warm_up_is_a_tenth_of_a_short_run_at_most():
+    # The warm-up is a tenth of a short run at most.
     (column,) = rates(Optim(warmup_steps=200), [1.0], 50)
     assert column[5] == 1.0 and column[4] < 1.0
 
@@ -107,17 +97,9 @@ def stepped(device, steps, ids, state=None):
     return model, optimizer
 
 
-def test_a_step_is_fused_on_cuda_alone_and_the_same_but_for_rounding(ids):
-    """Fused steps run on a CPU too, so that they can be compared here."""
-    (plain, optimizer), (fused, other) = (stepped(device, 5, ids) for device in (CPU, CUDA))
-    assert {group["fused"] for group in optimizer.param_groups} == {None}
-    assert {group["fused"] for group in other.param_groups} == {True}
-    for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(("before", "after"), [(CPU, CUDA), (CUDA, CPU)], ids=["to", "from"])
 def test_a_checkpoint_says_nothing_of_how_a_step_is_carried_out(before, after, ids):
+    """On CUDA it is fused, which is the same but for rounding; it runs on a CPU too."""
     model, optimizer = stepped(before, 3, ids)
     state = copy.deepcopy((model.state_dict(), whole_moments(optimizer)))
     ours, resumed = stepped(after, 2, ids, state)
@@ -125,17 +107,6 @@ def test_a_checkpoint_says_nothing_of_how_a_step_is_carried_out(before, after, i
     theirs, _ = stepped(after, 5, ids)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_each_projection_of_hyper_connections_has_a_group():
-    """The paper: weight decay on what depends on the token, none on the static weights."""
-    model = layermem.build("hyper_connections", **TINY)
-    decay = {}
-    for group in parameter_groups(model, model.variant.overrides, Optim()):
-        decay |= dict.fromkeys(map(id, group["params"]), group["weight_decay"])
-    for name, parameter in model.named_parameters():
-        if "_connection" in name:
-            assert decay[id(parameter)] == (0.1 if "projection.weight" in name else 0.0), name
 
 
 def test_the_optimiser_settings_of_a_variant_are_those_of_its_own_parameters(case):
@@ -151,3 +122,30 @@ def test_the_optimiser_settings_of_a_variant_are_those_of_its_own_parameters(cas
     groups = parameter_groups(model, entry.variant.overrides, Optim(router_lr=0.5))
     at_its_rate = {names[id(p)] for group in groups if group["lr"] == 0.5 for p in group["params"]}
     assert at_its_rate == own
+
+
+@pytest.mark.parametrize("variant", ["lime", "lime+hyper_connections"])
+def test_a_row_has_the_rate_of_routers_beside_those_of_other_parts(variant):
+    model = layermem.build(variant, **TINY)
+    groups = parameter_groups(model, model.variant.overrides, Optim(lr=1e-3))
+    row = training_row(1.0, 1.0, {group["name"]: group["lr"] for group in groups})
+    routers = {id(p) for m in model.modules() if isinstance(m, LimeRouter) for p in m.parameters()}
+    (expected,) = {g["lr"] for g in groups if routers & set(map(id, g["params"]))}
+    assert row["router_lr"] == expected == 1e-2 and row["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
+def test_gates_of_experts_are_no_routers(name):
+    """Which mixtures of experts call so too; attached routers alone have their rate."""
+    kind, config = getattr(hf, f"{name}ForCausalLM"), getattr(hf, f"{name}Config")
+    numbers = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+    known = {key: value for key, value in numbers.items() if key in config().to_dict()}
+    model = kind(config(**TINY, **known, pad_token_id=0))
+    groups = parameter_groups(model, overrides_of(model), Optim(lr=1e-3))
+    assert {group["lr"] for group in groups} == {1e-3} and variant_metrics(model) == {}
+    host = Host(layers="model.layers", attention="self_attn", key="k_proj", value="v_proj")
+    model = attach(model, host=host)
+    groups = parameter_groups(model, overrides_of(model), Optim(lr=1e-3))
+    (routers,) = (group for group in groups if group["lr"] == 5e-3)
+    assert {id(p) for p in routers["params"]} == {id(p) for p in router_parameters(model)}
+    assert routers["weight_decay"] == 0.0

@@ -8,7 +8,7 @@ from recorded import SIZES
 
 import layermem
 from layermem.models.registry import list_variants
-from layermem_bench.config.named_options import parse_options
+from layermem_bench.config.named import parse_options
 from layermem_bench.config.run import Labels, Run
 from layermem_bench.presets import get_preset
 from layermem_bench.studies.boards import (

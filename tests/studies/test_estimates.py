@@ -7,8 +7,7 @@ import pytest
 from launchers import MadeUp
 from recorded import record
 
-from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Data, Host, Model, Run
+from layermem_bench.config.run import HOST, Data, Host, Model, Run
 from layermem_bench.studies.boards import study_of_variants
 from layermem_bench.studies.carrying_out import carry_out
 from layermem_bench.studies.definition import Arm, Board
@@ -84,7 +83,7 @@ def test_what_carrying_out_refuses_is_refused_before(tmp_path, made_up, study):
 
 def test_a_host_has_no_closed_form(tmp_path):
     host = Host(model="some/model", memory="none", train="all")
-    run = Run(max_steps=10, variant=VARIANT, model=Model(), host=host, data=Data(block_size=16))
+    run = Run(max_steps=10, variant=HOST, model=Model(), host=host, data=Data(block_size=16))
     board = Board(name="b", base=run, arms=(Arm(name="plain", change=lambda run: run),))
     (told,) = estimate(study_of_variants([board], (0, 1), ("tokens",)), tmp_path)
     assert (told.flops, told.hours) == (None, None)

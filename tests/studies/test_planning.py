@@ -8,8 +8,7 @@ from launchers import MadeUp
 from recorded import SIZES
 
 from layermem.models.registry import list_variants
-from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Data, Host, Labels, Model, Run
+from layermem_bench.config.run import HOST, Data, Host, Labels, Model, Run
 from layermem_bench.costs.model_sizes import unknown_size
 from layermem_bench.pages.study_tables import rates_table
 from layermem_bench.presets import get_preset
@@ -79,7 +78,7 @@ def test_each_arm_has_as_many_trials(tmp_path):
     assert made_up.begun[10:] == ["made-up/plain-lr0.01-s0", f"made-up/{name}"]
     run = load_run(tmp_path / "made-up" / name / "config.yaml")
     assert (run.optim.lr, run.optim.router_lr) == (lime.chosen, lime.own_chosen)
-    (_, of_lime) = rates_table(result.boards[0]).texts()
+    (_, of_lime) = rates_table(result.boards[0]).rows
     assert of_lime[1].endswith(" (own 0.013)") and of_lime[-1].endswith(f"own {lime.own_chosen:g}")
 
 
@@ -135,7 +134,7 @@ def test_what_cannot_be_made_equal_is_refused_before_any_training(tmp_path):
     with pytest.raises(ValueError, match="hyper_connections"):
         carry_out(asked, tmp_path, launcher=(made_up := MadeUp()))
     # Of a model that has its sizes there are no others; of one that is not here none are known.
-    host = replace(RUN, variant=VARIANT, host=Host(model="some/model", train="all"), model=Model())
+    host = replace(RUN, variant=HOST, host=Host(model="some/model", train="all"), model=Model())
     with pytest.raises(ValueError, match="some/model"):
         at_equal_parameters(host, host)
     run = replace(RUN, data=Data(tokenizer="org/small"), model=replace(SIZES, vocab_size=None))

@@ -67,7 +67,7 @@ def test_boards_rank_alike_or_otherwise(loss, value, if_alike, tmp_path):
     assert found.value == pytest.approx(value, abs=0.06)
     assert found.if_alike == (if_alike and pytest.approx(if_alike))
     (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
-    assert table.texts()[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
+    assert table.rows[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
 
 
 def test_arms_that_always_tie_have_no_rank(tmp_path):

@@ -8,8 +8,7 @@ import pyarrow.parquet
 import pytest
 from recorded import SIZES, record
 
-from layermem_bench.config.host import VARIANT
-from layermem_bench.config.run import Data, Host, Labels, Model, Optim, Run
+from layermem_bench.config.run import HOST, Data, Host, Labels, Model, Optim, Run
 from layermem_bench.run.folder import RunFolder, recorded_run
 from layermem_bench.studies.carrying_out import carry_out
 from layermem_bench.studies.gathering import gather_runs, write_table
@@ -75,7 +74,7 @@ def test_runs_without_labels_are_named_by_their_variants(tmp_path):
 )
 def test_models_of_transformers_are_named_by_their_ways(fields, way):
     host = Host(model="tokenizer", **fields)
-    assert labels_of(Run(variant=VARIANT, model=Model(), host=host)).arm == way
+    assert labels_of(Run(variant=HOST, model=Model(), host=host)).arm == way
 
 
 START = replace(SIZES, pretrained="base/final")

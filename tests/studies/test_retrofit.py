@@ -8,9 +8,8 @@ from host_models import make_host
 from launchers import InThisProcess, MadeUp, use
 
 from layermem_bench import cli
-from layermem_bench.config.host import VARIANT
 from layermem_bench.config.result_files import read_result
-from layermem_bench.config.run import Host, Model, Run
+from layermem_bench.config.run import HOST, Host, Model, Run
 from layermem_bench.costs.measuring import time_interleaved
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.run_config import recorded_run
@@ -91,7 +90,7 @@ def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, mo
 
 def study(**changes):
     host = Host(model="some/model", memory="full", train="all")
-    base = Run(preset="finetune", variant=VARIANT, model=Model(), host=host)
+    base = Run(preset="finetune", variant=HOST, model=Model(), host=host)
     base = replace(base, **changes.pop("base", {}))
     return study_of_retrofit(
         **{"base": base, "rates": (1e-4,), "router_rates": (1e-3,), "seeds": (0,), **changes}

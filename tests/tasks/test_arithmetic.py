@@ -6,20 +6,22 @@ Values and splits are checked on texts, by Python's own parser and fractions.
 import ast
 import random
 import re
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layermem_bench.tasks.arithmetic import OPERANDS, generate, grade
-from layermem_bench.tasks.arithmetic_drawing import (
+from layermem_bench.tasks.arithmetic import (
+    OPERANDS,
+    Example,
     Rules,
     count_shapes,
     draw_form,
     fill_form,
     fitting_numbers,
+    generate,
+    grade,
     is_trivial,
     is_written,
 )
@@ -36,7 +38,7 @@ from layermem_bench.tasks.problems import Grade
 
 RIGHT = Grade(answer=True, steps=True)
 SPLITS = ("train", "validation", "test")
-RULES = Rules(operators="+-*/", operand_max=20, value_max=200, trivial=0.0)
+RULES = Rules(operand_max=20, value_max=200, trivial=0.0)
 TREES = st.recursive(
     st.integers(0, 999),
     lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner),
@@ -60,7 +62,7 @@ def test_every_step_has_the_value_of_the_answer(operands):
         assert {by_python(text) for text in (expression, *steps)} == {Fraction(example.answer)}
         assert steps[-1] == str(example.answer)
         assert max(int(number) for text in steps for number in re.findall(r"\d+", text)) <= 200
-        assert grade(example.prompt, example.solution) == RIGHT
+        assert grade(example, example.solution) == RIGHT
         assert write(parse(expression)) == expression
 
 
@@ -71,13 +73,14 @@ def test_the_papers_example():
         "= 12 / 4 = 3"
     )
     assert " = ".join(map(write, solve(parse(prompt[:-1])))) == solution
-    assert grade(prompt, solution) == RIGHT
+    example = Example(prompt, solution, 3)
+    assert grade(example, solution) == RIGHT
     # Another order is as valid.
     other = (
         "(7 + 5) / (6 + 4 * 3 - 14) = (7 + 5) / (6 + 12 - 14) = (7 + 5) / (18 - 14) "
         "= 12 / (18 - 14) = 12 / 4 = 3"
     )
-    assert grade(prompt, other) == RIGHT
+    assert grade(example, other) == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_the_papers_example():
 )
 def test_attempts(text, answer, fault, at):
     expected = Grade(answer=answer, steps=not fault, fault=fault, at=at)
-    assert grade("2 + 3 * 4 =", text) == expected
+    assert grade(Example("2 + 3 * 4 =", "", 14), text) == expected
 
 
 @settings(deadline=None)
@@ -113,14 +116,14 @@ def test_a_mutated_solution_is_rejected(operands, seed, draw):
     at = draw.randrange(len(words))
     kinds = {True: [str(n) for n in range(30)], False: [*"+-*/()="]}[words[at].isdigit()]
     changed = [*words[:at], draw.choice([k for k in kinds if k != words[at]]), *words[at + 1 :]]
-    assert not grade(example.prompt, " ".join(changed)).steps
+    assert not grade(example, " ".join(changed)).steps
 
 
 def test_any_text_is_graded():
     draw = random.Random(0)
     for _ in range(300):
         text = "".join(draw.choice("0123456789+-*/()= #x\n") for _ in range(draw.randrange(40)))
-        assert grade("2 + 3 * 4 =", text).steps in (True, False)
+        assert grade(Example("2 + 3 * 4 =", "", 14), text).steps in (True, False)
 
 
 @given(TREES)
@@ -179,8 +182,12 @@ def test_a_form_keeps_its_shape_and_gets_its_value():
 
 def test_shapes_are_as_likely_as_each_other():
     assert [count_shapes(n) for n in range(1, 6)] == [1, 1, 2, 5, 14]
-    draw, rules = random.Random(0), replace(RULES, operators="+")
-    forms = [draw_form(4, rules, draw) for _ in range(5000)]
+
+    def shape(form):
+        return form and tuple(map(shape, form[1:]))
+
+    draw = random.Random(0)
+    forms = [shape(draw_form(4, draw)) for _ in range(5000)]
     counts = [forms.count(form) for form in set(forms)]
     assert len(counts) == 5 and all(count == pytest.approx(1000, abs=120) for count in counts)
 
@@ -226,7 +233,7 @@ def no_long_step_is_shared(drawn_by_split):
     ("operands", "count", "rules"),
     [
         # Of few numbers both ``2 * 3 + 4 * 5`` and its mirror would be drawn.
-        ((4,), 500, {"operators": "+*", "operand_max": 5}),
+        ((4,), 500, {"operand_max": 5}),
         ((3,), 40, {"operand_max": 5, "value_max": 30, "trivial": 0.5}),
         pytest.param((3, 4, 5, 6), 1200, {}, marks=pytest.mark.slow),
     ],

@@ -6,6 +6,7 @@ import pytest
 
 from layermem_bench.tasks import chains, mqar
 from layermem_bench.tasks.chains import read_statements, solve
+from layermem_bench.tasks.registry import get_task
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,11 @@ def test_recall_is_answered_by_lookup(sizes):
         assert {words[i] for i in range(2 * pairs, length) if i not in problem.queries} <= {"_"}
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
-def test_distances_follow_the_power_law(alpha):
+def test_distances_follow_the_power_law():
     """Of the first key drawn, that is of one query alone, where pairs is 1."""
-    problems = mqar.generate(count=1500, seed=0, pairs=1, length=22, vocabulary=8192, alpha=alpha)
+    problems = mqar.generate(count=1500, seed=0, pairs=1, length=22, vocabulary=8192)
     gaps = Counter((problem.queries[0] - 2) // 2 for problem in problems)
-    weights = [distance ** (alpha - 1) for distance in range(1, 11)]
+    weights = [distance**-0.9 for distance in range(1, 11)]
     for gap, weight in enumerate(weights):
         expected = weight / sum(weights)
         # Four standard deviations.
@@ -78,7 +78,7 @@ def test_wrong_answers_are_told_apart():
         ([], "missing", 1, (False,) * 4),
     ]
     for given, fault, at, expected in cases:
-        grade = mqar.grade(problem, " ".join(given))
+        grade = get_task("mqar").grade(problem, " ".join(given))
         assert (grade.fault, grade.at, grade.right) == (fault, at, expected)
 
 
@@ -103,10 +103,8 @@ def read_causally(problem):
     [
         (None, "shuffled", "end"),
         (None, "levels", "statements"),
-        (None, "interleaved", "statements"),
-        (9, "shuffled", "end"),
+        (9, "levels", "end"),
         (9, "levels", "statements"),
-        (9, "interleaved", "end"),
     ],
 )
 def test_chains_are_answered_by_substitution(values, order, ask, names):
@@ -144,9 +142,9 @@ def in_order(problem):
 def test_statements_stand_in_the_order_that_is_asked_for():
     drawn = {
         order: chains.generate(count=100, seed=0, depth=3, order=order)
-        for order in ("shuffled", "levels", "interleaved")
+        for order in ("shuffled", "levels")
     }
-    assert all(map(in_order, drawn["levels"])) and all(map(in_order, drawn["interleaved"]))
+    assert all(map(in_order, drawn["levels"]))
     # One of 36 orders is.
     assert sum(map(in_order, drawn["shuffled"])) < 20
     chained = set()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,22 +14,17 @@ import pytest
 from layermem_bench.cli import main
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
-from layermem_bench.text import shards, sources
+from layermem_bench.text import preparing, sources
 from layermem_bench.text.preparing import open_sources, prepare, prepared_name
 from layermem_bench.text.tokenizers import load_tokenizer
 
 END = 256
-BOOKS = Path(__file__).parents[3] / "shared" / "data" / "lm" / "openstax_small_train.jsonl"
+BYTES = load_tokenizer("bytes")
 # Digests of prepared files, recorded before bytes were encoded without a tokenizer.
 RECORDED = {
     "bytes": ["1bb27b902f90", "ceb076024b6f"],
     "words": ["de7abae1d0ba", "edd96ca696fd"],
 }
-
-
-@pytest.fixture
-def tokenizer():
-    return load_tokenizer("bytes")
 
 
 def write(path, texts):
@@ -45,13 +39,10 @@ def config(tmp_path, texts, **fields):
 
 def documents(split):
     """Cut the file at the end tokens and decode it."""
-    *found, rest = bytes_of(split).split(b"\0")
+    text = bytes(0 if token == END else token for token in split.array().tolist())
+    *found, rest = text.split(b"\0")
     assert not rest, "the last document has no end token"
     return [each.decode() for each in found]
-
-
-def bytes_of(split):
-    return bytes(0 if token == END else token for token in split.array().tolist())
 
 
 def left(folder):
@@ -59,10 +50,10 @@ def left(folder):
     return sorted(name for name in os.listdir(folder) if not name.startswith(".lock-"))
 
 
-def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
+def test_every_document_is_in_one_split_once_and_whole(tmp_path):
     # More than one batch, some empty, one that looks like the end token.
     texts = [f"text {i} " * (i % 7) for i in range(300)] + ["a <|endoftext|> b"]
-    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
+    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), BYTES)
     kept = [text for text in texts if text]
     assert sorted(documents(train) + documents(valid)) == sorted(kept)
     assert train.documents + valid.documents == len(kept)
@@ -72,9 +63,9 @@ def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
     assert left(tmp_path / "cache") == [train.path.parent.name]
 
 
-@pytest.mark.parametrize("kind", ["bytes", "words"])
+@pytest.mark.parametrize("kind", RECORDED)
 def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(shards, "_BATCH", 300)
+    monkeypatch.setattr(preparing, "_BATCH", 300)
     tokenizer = load_tokenizer("bytes")
     if kind == "words":
         tokenizer.add_tokens(["text", "<é>"])
@@ -82,22 +73,6 @@ def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
     splits = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
     digests = [hashlib.sha256(split.path.read_bytes()).hexdigest()[:12] for split in splits]
     assert digests == RECORDED[kind]
-
-
-@pytest.mark.skipif(not BOOKS.exists(), reason="the shared data is not beside the checkout")
-@pytest.mark.parametrize(
-    ("fields", "digests"),
-    [
-        ({"validation_share": 0.05}, ["58ac4b1513da", "611a75e5682d"]),
-        (
-            {"validation": str(BOOKS.with_name("openstax_small_valid.jsonl"))},
-            ["b60c805e6b99", "befdcff85239"],
-        ),
-    ],
-)
-def test_splits_of_books_are_those_of_records(fields, digests, tmp_path, tokenizer):
-    splits = prepare(Data(source=str(BOOKS), cache=str(tmp_path), **fields), tokenizer)
-    assert [hashlib.sha256(split.array().tobytes()).hexdigest()[:12] for split in splits] == digests
 
 
 def test_names_are_those_of_recorded_runs(tmp_path):
@@ -111,19 +86,15 @@ def test_names_are_those_of_recorded_runs(tmp_path):
     asked = Data(source=str(tmp_path / "a.jsonl"))
     held = replace(asked, validation=str(tmp_path / "b.txt"))
     few = replace(asked, validation_share=0.05, max_documents=2)
-    asked = asked, held, few
-    assert [prepared_name(each, open_sources(each), tokenizer) for each in asked] == [
-        "0e7d96775ebe595add2c",
-        "299191e21e64990e7a83",
-        "298dff034c3fc897bcd8",
-    ]
+    names = [prepared_name(each, open_sources(each), tokenizer) for each in (asked, held, few)]
+    assert names == ["0e7d96775ebe595add2c", "299191e21e64990e7a83", "298dff034c3fc897bcd8"]
 
 
-def test_copies_that_differ_in_white_space_are_not_in_both_splits(tmp_path, tokenizer):
+def test_copies_that_differ_in_white_space_are_not_in_both_splits(tmp_path):
     """A document stays in the split of its own hash; copies of what is held out are left out."""
     forms = "{}", "{}\n", "\n{}", " {}\r\n", "{}"
     texts = [form.format(f"text {i}") for form in forms for i in range(50)]
-    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
+    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), BYTES)
     held = [text for text in texts if hash_to_unit_interval(text) < 0.2]
     assert documents(valid) == held and len(held) > 20
     copies = {text.strip() for text in held}
@@ -131,111 +102,107 @@ def test_copies_that_differ_in_white_space_are_not_in_both_splits(tmp_path, toke
     assert train.left_out == len(texts) - len(held) - train.documents > 20
 
 
-@pytest.mark.parametrize("how", ["in the folder", "gzipped", "white space"])
-def test_what_validates_is_left_out_of_training_and_counted(tmp_path, tokenizer, how, caplog):
+def test_what_validates_is_left_out_of_training_and_counted(tmp_path, caplog):
     folder = tmp_path / "corpus"
     folder.mkdir()
     learnt, held = [f"text {i}" for i in range(50)], [f"held {i}" for i in range(9)]
     write(folder / "a.jsonl", learnt)
-    valid = folder / "valid.jsonl"
-    write(valid, held)
-    if how == "gzipped":
-        valid = tmp_path / "v.jsonl.gz"
-        valid.write_bytes(gzip.compress((folder / "valid.jsonl").read_bytes()))
-    elif how == "white space":
-        valid = tmp_path / "v.jsonl"
-        write(valid, ["only here", *(f" {text}\n" for text in reversed(held))])
+    write(folder / "valid.jsonl", held)
+    valid = tmp_path / "v.jsonl.gz"
+    valid.write_bytes(gzip.compress((folder / "valid.jsonl").read_bytes()))
     asked = Data(source=str(folder), validation=str(valid), cache=str(tmp_path / "cache"))
     for _ in ("made", "found again"):
         caplog.clear()
-        train, validating = prepare(asked, tokenizer)
-        assert documents(train) == learnt
-        assert len(documents(validating)) == validating.documents >= 9
-        assert (train.left_out, validating.left_out) == (9, 0)
+        splits = prepare(asked, BYTES)
+        assert [documents(split) for split in splits] == [learnt, held]
+        assert [split.left_out for split in splits] == [9, 0]
         assert [each.args[0] for each in caplog.records if each.levelname == "WARNING"] == ["9"]
 
 
 @pytest.mark.parametrize(
     ("source", "validation", "read", "held"),
     [
-        ("a", "a:test", ("a", "small", "train"), ("a", "small", "test")),
-        ("a:train", "b", ("a", "small", "train"), ("b", None, "train")),
+        ("a", "a:test", "a small train", "a small test"),
+        ("a:train", "b", "a small train", "b - train"),
     ],
 )
 def test_validation_is_another_split_or_dataset(
-    tmp_path, tokenizer, monkeypatch, source, validation, read, held
+    tmp_path, monkeypatch, source, validation, read, held
 ):
     import datasets
 
     def load_dataset(name, subset, *, split, streaming, revision):
-        return datasets.Dataset.from_dict({"text": [f"{name} {subset} {split}"]})
+        return datasets.Dataset.from_dict({"text": [f"{name} {subset or '-'} {split}"]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     asked = Data(source=source, subset="small", validation=validation, cache=str(tmp_path))
-    splits = prepare(asked, tokenizer)
-    assert [documents(split) for split in splits] == [[" ".join(map(str, w))] for w in (read, held)]
-    with pytest.raises(ValueError, match="data.validation"):
-        prepare(replace(asked, validation=source), tokenizer)
+    assert [documents(split) for split in prepare(asked, BYTES)] == [[read], [held]]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
-def test_parts_of_a_document_fall_to_one_split_but_of_a_single_file(
-    tmp_path, tokenizer, monkeypatch, kind
-):
+def test_a_long_document_is_cut_and_its_parts_stay_together(tmp_path, monkeypatch, kind):
+    """But those of a single file, which is nothing else that could be divided. Tokenized whole, a
+    text took 80 bytes a character with few tokens, with many 235."""
+    sizes, batch_encoder = [], preparing.batch_encoder
+
+    def watched(tokenizer):
+        encode = batch_encoder(tokenizer)
+        return lambda texts: sizes.append(sum(map(len, texts))) or encode(texts)
+
+    monkeypatch.setattr(preparing, "batch_encoder", watched)
     monkeypatch.setattr(sources, "MAX_CHARACTERS", 50)
+    monkeypatch.setattr(preparing, "_BATCH", 30)
     text = "".join(f"line {i}\n" for i in range(400))
     asked = config(tmp_path, [text, *(f"{i}" for i in range(200))], validation_share=0.2)
     if kind == "txt":
         (tmp_path / "a.txt").write_text(text)
         asked = replace(asked, source=str(tmp_path / "a.txt"))
-    train, valid = (
-        [part for part in documents(split) if len(part) > 5] for split in prepare(asked, tokenizer)
-    )
-    assert len(train + valid) > 60 and max(map(len, train + valid)) <= 50
-    assert bool(train) + bool(valid) == (2 if kind == "txt" else 1)
-    assert sorted("".join(train + valid).splitlines()) == sorted(text.splitlines())
+    splits = [[t for t in documents(split) if len(t) > 5] for split in prepare(asked, BYTES)]
+    assert len(sum(splits, [])) > 60 and max(map(len, sum(splits, []))) <= 50
+    assert sum(map(bool, splits)) == (2 if kind == "txt" else 1)
+    assert sorted("".join(sum(splits, [])).splitlines()) == sorted(text.splitlines())
+    assert max(sizes) < 80
 
 
 def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes(
-    tmp_path, tokenizer, monkeypatch
+    tmp_path, monkeypatch
 ):
     texts = [f"text {i}" for i in range(100)]
-    asked = config(tmp_path, texts, block_size=8)
-    first = prepare(asked, tokenizer)
-    monkeypatch.delattr(shards.Shards, "write")
-    assert prepare(replace(asked, block_size=16), tokenizer) == first
-    with pytest.raises(AttributeError, match="write"):
-        prepare(config(tmp_path, [*texts, "more"]), tokenizer)
+    first = prepare(config(tmp_path, texts, block_size=8), BYTES)
+    monkeypatch.delattr(preparing, "Writing")
+    assert prepare(config(tmp_path, texts, block_size=16), BYTES) == first
+    with pytest.raises(NameError):
+        prepare(config(tmp_path, [*texts, "more"]), BYTES)
     first[0].path.write_bytes(first[0].path.read_bytes()[:-2])
     with pytest.raises(ValueError, match="damaged"):
-        prepare(config(tmp_path, texts), tokenizer)
+        prepare(config(tmp_path, texts), BYTES)
 
 
 @pytest.mark.parametrize(
     ("texts", "fields"),
     [
-        ([], {}),
         (["", ""], {}),
         (["only one"], {"validation_share": 0.5}),
         ([f"text {i}" for i in range(20)], {"validation": [f"text {i}\n" for i in range(21)]}),
         (["a"], {"validation": [""]}),
+        (["a", "b"], {"validation": ["a", "b"]}),
     ],
 )
-def test_a_split_without_documents_or_a_bad_line_leaves_nothing(tmp_path, tokenizer, texts, fields):
+def test_a_split_without_documents_or_a_bad_line_leaves_nothing(tmp_path, texts, fields):
     if "validation" in fields:
         fields["validation"] = write(tmp_path / "v.jsonl", fields["validation"])
     asked = config(tmp_path, texts, **fields)
     with pytest.raises(ValueError, match="data.validation"):
-        prepare(asked, tokenizer)
+        prepare(asked, BYTES)
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write("{\n")
     with pytest.raises(ValueError, match=f"line {len(texts) + 1}"):
-        prepare(asked, tokenizer)
+        prepare(asked, BYTES)
     assert left(tmp_path / "cache") == []
 
 
 @pytest.mark.slow
-def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path, tokenizer):
+def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path):
     code = (
         "import os, sys; from layermem_bench.text import preparing\n"
         "from layermem_bench.config.run import Data\n"
@@ -248,15 +215,9 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path, tokenize
     done = subprocess.run([sys.executable, "-c", code, asked.source, asked.cache])
     assert done.returncode == -9
     assert [name.startswith(".parts-") for name in left(asked.cache)] == [True]
-    train, valid = prepare(asked, tokenizer)
+    train, valid = prepare(asked, BYTES)
     assert train.documents + valid.documents == 100
     assert left(asked.cache) == [train.path.parent.name]
-
-
-def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 2**16 + 1)
-    train, _ = prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
-    assert train.dtype == "uint32" and documents(train)[0].startswith("text ")
 
 
 @pytest.fixture
@@ -276,61 +237,35 @@ def assert_same_tokens(splits, others):
         assert replace(other, path=one.path) == one
 
 
-def test_tasks_that_ended_are_kept_and_shards_are_one_text(corpus, tokenizer, monkeypatch):
-    """As datatrove runs them, in this process: the third task fails at first."""
-    asked, written = replace(corpus, cache=f"{corpus.cache}-by-tasks"), []
+def test_tasks_that_ended_are_kept_and_tokens_are_those_of_one(corpus, monkeypatch):
+    """By datatrove in this process: the third task fails at first."""
+    pytest.importorskip("datatrove")
+    one, read = prepare(corpus, BYTES), []
+    documents_of = sources.LocalFiles._documents_of
 
-    def fail(shards, workers):
-        for rank in (0, 1):
-            shards.write(rank)
-        raise RuntimeError
+    def fail(source, path):
+        read.append(path.name)
+        assert len(read) != 7
+        return documents_of(source, path)
 
-    def go_on(shards, workers):
-        written.extend(r for r in range(4) if not (shards.folder / f"{r:05d}.json").exists())
-        for rank in written:
-            shards.write(rank)
-
-    for write_by_tasks in (fail, lambda shards, workers: None):
-        monkeypatch.setattr(shards.Shards, "write_by_tasks", write_by_tasks)
-        with pytest.raises(RuntimeError):
-            prepare(asked, tokenizer, 4)
-    monkeypatch.setattr(shards.Shards, "write_by_tasks", go_on)
-    again = prepare(asked, tokenizer, 4)
-    assert written == [2, 3] and left(asked.cache) == [again[0].path.parent.name]
-    assert_same_tokens(prepare(corpus, tokenizer), again)
+    monkeypatch.setattr(sources.LocalFiles, "_documents_of", fail)
+    asked = replace(corpus, cache=f"{corpus.cache}-by-tasks")
+    with pytest.raises(AssertionError):
+        prepare(asked, BYTES, 4)
+    again = prepare(asked, BYTES, 4)
+    # What is held out is read before the tasks.
+    names = [f"{i}.jsonl" for i in range(4)]
+    assert read == [*names, *names[:3], *names, *names[2:]]
+    assert left(asked.cache) == [again[0].path.parent.name]
+    assert_same_tokens(one, again)
 
 
 @pytest.mark.slow
-def test_datatrove_by_four_tasks_makes_the_tokens_of_one(tmp_path, corpus, tokenizer, monkeypatch):
+def test_tasks_in_processes_make_the_tokens_of_one(tmp_path, corpus, monkeypatch):
     pytest.importorskip("datatrove")
     monkeypatch.setenv("LAYERMEM_CACHE", str(tmp_path / "four"))
     share = ["--data.validation-share", "0.2"]
     main(["prepare", corpus.source, *share, "--tasks", "4", "--workers", "2"])
-    monkeypatch.delattr(shards.Shards, "write_by_tasks")
-    four = prepare(replace(corpus, cache=None), tokenizer)
-    assert_same_tokens(prepare(corpus, tokenizer), four)
-    with pytest.raises(SystemExit, match="--data.max-documents"):
-        main(["prepare", corpus.source, "--data.max-documents", "3", "--tasks", "4"])
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_few_characters_of_a_long_text_are_tokenized_at_once(
-    tmp_path, tokenizer, monkeypatch, kind
-):
-    """Tokenized whole, a text took 80 bytes a character with few tokens, with many 235."""
-    sizes, batch_encoder = [], shards.batch_encoder
-
-    def watched(tokenizer):
-        encode = batch_encoder(tokenizer)
-        return lambda texts: sizes.append(sum(map(len, texts))) or encode(texts)
-
-    monkeypatch.setattr(shards, "batch_encoder", watched)
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 1000)
-    monkeypatch.setattr(shards, "_BATCH", 500)
-    text = "\n".join(f"{i:w>99}" for i in range(2000))
-    asked = config(tmp_path, [text, text[:-1], "short"], validation_share=0.4)
-    if kind == "txt":
-        (tmp_path / "a.txt").write_text(text)
-        asked = replace(asked, source=str(tmp_path / "a.txt"))
-    train, valid = prepare(asked, tokenizer)
-    assert max(sizes) < 1500 and sum(sizes) == sum(map(len, documents(train) + documents(valid)))
+    four = prepare(replace(corpus, cache=None), BYTES)
+    assert len(left(tmp_path / "four")) == 1
+    assert_same_tokens(prepare(corpus, BYTES), four)

@@ -1,19 +1,18 @@
 """Analyze one checkpoint, or two side by side, by every analysis there is -> analysis.json."""
 
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from layermem_base.files import write_atomically
 from layermem_bench.analysis.capture import Subject
-from layermem_bench.analysis.depth_weights import weights_over_depth
 from layermem_bench.analysis.entropy import entropy_by_layer
-from layermem_bench.analysis.result import Analysis, AnalysisOptions, AnalyzedModel, ModelAnalysis
-from layermem_bench.analysis.routing import what_routers_read
+from layermem_bench.analysis.result import Analysis, AnalysisOptions, ModelAnalysis
+from layermem_bench.analysis.routing import weights_over_depth, what_routers_read
 from layermem_bench.analysis.separability import words_by_layer
-from layermem_bench.analysis.texts import choose_words, find_occurrences, read_texts
+from layermem_bench.analysis.texts import choose_texts
 from layermem_bench.config.result_files import to_json
 from layermem_bench.run.trained_models import Checkpoint, load_model, open_checkpoints
 
@@ -37,44 +36,28 @@ def analyze(
     chosen by the first. ``command`` is recorded as what made the result.
     """
     opened = open_checkpoints(checkpoints)
-    first = opened[0]
-    options = choose_words(options, first)
-    where, pieces = read_texts(options, first)
-    texts = list(itertools.islice(pieces, options.sequences))
-    if not texts:
-        raise ValueError(
-            f"there is no sequence of {options.length} tokens in {where}; lower --length"
-        )
-    asked = options.words or (), options.each, options.length
-    pieces = itertools.chain(texts, pieces)
-    occurrences = find_occurrences(pieces, first.tokenizer, *asked, where)
+    texts = choose_texts(options, opened[0])
+    options = replace(options, words=texts.words)
 
     def analyze_model(checkpoint: Checkpoint) -> ModelAnalysis:
         logger.info("analyzing %s", checkpoint.name)
         model = load_model(checkpoint)
-        about = AnalyzedModel(
+        subject = Subject(model=model, checkpoint=checkpoint, texts=texts, options=options)
+        fields = {name: value for each in ANALYSES for name, value in each(subject).items()}
+        return ModelAnalysis(
             class_name=type(model).__name__,
             layers=model.config.num_hidden_layers,
             width=model.config.hidden_size,
             parameters=model.num_parameters(),
             run_id=None if checkpoint.run is None else checkpoint.run.id,
+            **fields,
         )
-        subject = Subject(
-            model=model,
-            name=checkpoint.name,
-            tokenizer=checkpoint.tokenizer,
-            texts=texts,
-            occurrences=occurrences,
-            options=options,
-        )
-        fields = {name: value for each in ANALYSES for name, value in each(subject).items()}
-        return ModelAnalysis(about=about, **fields)
 
     analysis = Analysis(
         command=command,
         folder=str(out),
         options=options,
-        sequences=len(texts),
+        sequences=len(texts.sequences),
         models={checkpoint.name: analyze_model(checkpoint) for checkpoint in opened},
     )
     out.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,8 @@ from layermem.models.attention import Attention
 from layermem.models.memories import active_memories
 from layermem.retrofit.hosts import find_host, find_module, measure
 from layermem_bench.analysis.result import AnalysisOptions, Representation
-from layermem_bench.analysis.texts import Occurrence
+from layermem_bench.analysis.texts import Texts
+from layermem_bench.run.trained_models import Checkpoint
 
 KINDS: tuple[Representation, ...] = get_args(Representation)
 Place = tuple[Representation, int]
@@ -37,8 +38,6 @@ _BATCH = 16
 class CapturedBatch:
     """Activations of one batch in float32, by representation and layer."""
 
-    ids: np.ndarray
-    """Token ids [B, T]."""
     mask: np.ndarray
     """Attention mask [B, T]; False: padding."""
     arrays: Mapping[Place, np.ndarray]
@@ -56,28 +55,29 @@ class CapturedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model that is analyzed, the texts that it reads, and the words in them."""
+    """A model that is analyzed, and what it reads."""
 
     model: Any
-    name: str
-    tokenizer: Any
-    texts: Sequence[str]
-    occurrences: Sequence[Occurrence]
+    checkpoint: Checkpoint
+    texts: Texts
     options: AnalysisOptions
 
-    def captured(self, texts: Sequence[str], what: str) -> Iterator[CapturedBatch]:
+    def captured(
+        self, texts: Sequence[str], what: str, *, kinds: Sequence[Representation] = KINDS
+    ) -> Iterator[CapturedBatch]:
         """Yield what layers compute of texts that are cut to the options' length."""
-        return capture(self.model, self.batches(texts, what))
+        return capture(self.model, self._batches(texts, what), kinds=kinds)
 
-    def batches(self, texts: Sequence[str], what: str) -> Iterator[dict[str, Tensor]]:
+    def _batches(self, texts: Sequence[str], what: str) -> Iterator[dict[str, Tensor]]:
         """Yield texts encoded, cut and padded on the right; show progress."""
-        length, end = self.options.length, self.tokenizer.eos_token_id
-        padding = end if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        length, tokenizer = self.options.length, self.checkpoint.tokenizer
+        padding = tokenizer.pad_token_id
+        padding = tokenizer.eos_token_id if padding is None else padding
         size = min(_BATCH, sequences_at_once(self.model, length))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             for start in progress.track(range(0, len(texts), size), description=what):
                 batch = list(texts[start : start + size])
-                encoded = self.tokenizer(batch, add_special_tokens=False)["input_ids"]
+                encoded = tokenizer(batch, add_special_tokens=False)["input_ids"]
                 ids = [torch.tensor(row[:length], dtype=torch.long) for row in encoded]
                 ones = list(map(torch.ones_like, ids))
                 yield {
@@ -113,41 +113,35 @@ def capture(
             model.eval()
             for i, layer in enumerate(layers):
                 if "hidden" in kinds:
-                    _register(hooks, layer, _keeper(arrays, ("hidden", i), _first))
+                    _register(hooks, layer, partial(_keep, arrays, ("hidden", i), _first))
                 if "routed" in kinds:
                     module, select = _find_values(model, layer)
                     # Attached memory replaces what a projection returns by a forward hook, which
                     # it moves when a forward begins to a projection that is new (as LoRA's): ours
                     # is registered after that.
-                    keep = _keeper(arrays, ("routed", i), select)
+                    keep = partial(_keep, arrays, ("routed", i), select)
                     begin = partial(_register, hooks, module, keep)
                     hooks.callback(layer.register_forward_pre_hook(begin).remove)
             # The base model alone: the head's logits are large and no layer depends on them.
             model.base_model(**inputs, use_cache=False)
-        ids = inputs["input_ids"]
-        mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
-        yield CapturedBatch(ids=ids.cpu().numpy(), mask=mask.cpu().numpy(), arrays=arrays)
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        yield CapturedBatch(mask=mask.cpu().numpy(), arrays=arrays)
 
 
 def _register(hooks: ExitStack, module: nn.Module, hook: Callable[..., None], *_: Any) -> None:
     hooks.callback(module.register_forward_hook(hook).remove)
 
 
-def _keeper(
-    arrays: dict[Place, np.ndarray], place: Place, select: Callable[[Any], Tensor]
-) -> Callable[..., None]:
-    """Return a hook that keeps what a module computes, and refuses a layer that runs again."""
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        if place in arrays:
-            raise ValueError(
-                f"layer {place[1]} runs several times in a forward, of which the last alone would "
-                "be captured: give a decoder whose layers run once"
-            )
-        # A copy even of float32 on the CPU: models change tensors in place later.
-        arrays[place] = select(output).detach().to("cpu", torch.float32, copy=True).numpy()
-
-    return keep
+def _keep(
+    arrays: dict[Place, np.ndarray],
+    place: Place,
+    select: Callable[[Any], Tensor],
+    module: nn.Module,
+    inputs: Any,
+    output: Any,
+) -> None:
+    # A copy even of float32 on the CPU: models change tensors in place later.
+    arrays[place] = select(output).detach().to("cpu", torch.float32, copy=True).numpy()
 
 
 def _first(output: Any) -> Any:

@@ -7,7 +7,6 @@ length have entropy ln T. The paper's figure standardises every feature over bat
 its released code uses a = 0.5.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,11 +24,11 @@ def entropy_by_layer(subject: Subject) -> Mapping[str, Any]:
     which features are standardised over all sequences, then for the entropies.
     """
     standardisers: dict[Place, Standardiser] = {}
-    for captured in subject.captured(subject.texts, "moments"):
+    for captured in subject.captured(subject.texts.sequences, "moments"):
         for place, array in captured.arrays.items():
             standardisers.setdefault(place, Standardiser()).add(array[captured.mask])
     entropies: dict[Place, list[float]] = {place: [] for place in standardisers}
-    for captured in subject.captured(subject.texts, "entropy"):
+    for captured in subject.captured(subject.texts.sequences, "entropy"):
         for place, array in captured.arrays.items():
             for tokens, mask in zip(array, captured.mask, strict=True):
                 standardised = standardisers[place].standardise(tokens[mask])
@@ -48,8 +47,6 @@ def entropy_by_layer(subject: Subject) -> Mapping[str, Any]:
 def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
     """Return the entropy of one array [tokens, features], which is not standardised first."""
     z = np.asarray(z, dtype=np.float64)
-    if z.ndim != 2 or min(z.shape) < 1:
-        raise ValueError(f"expected one array [tokens, features], got shape {z.shape}")
     check_finite(z, "token")
     # Z Z^T and Z^T Z have the same nonzero eigenvalues, so the smaller one is decomposed. Dividing
     # by the largest number first keeps squares from underflow and overflow.
@@ -62,8 +59,6 @@ def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
     p = eigenvalues / eigenvalues.sum()
     # Rounding leaves zero eigenvalues at about this size, and small alphas would count them.
     p = p[p > len(p) * np.finfo(np.float64).eps]
-    if math.isinf(alpha):
-        return float(-np.log(p.max()))
     if abs(alpha - 1) < 1e-6:
         return float(-(p * np.log(p)).sum())
     return float(np.log((p**alpha).sum()) / (1 - alpha))

@@ -34,16 +34,12 @@ class AnalysisOptions:
     each: int = number(100, at_least(1))
     """Occurrences of each word (the paper: 1668; the standard library has less than 200 of one of
     the four)."""
-    documents: int = number(100_000, at_least(1))
-    """Documents of a text that are searched for the words, at most."""
     sequences: int = number(64, at_least(1))
     """Sequences whose entropy is computed."""
     length: int = number(128, at_least(2))
     """Tokens of a sequence, at most."""
     alpha: float = number(1.0, above(0))
     """Order of the entropy (the paper's code: 0.5)."""
-    seed: int = number(0, at_least(0))
-    """Seed of folds, layouts and problems."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--")
@@ -77,37 +73,13 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What one layer reads: its sources, the most read first."""
-
-    layer: int
-    off_layer_share: float
-    """Share that comes from earlier layers."""
-    sources: tuple[int, ...]
-    effective: float
-    """Effective number of layers it reads: exp of the entropy of its shares."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Circuit:
-    """A path through routers: the first layer reads the second, which reads the third, ...; its
-    weight is the product of the shares along it."""
-
-    layers: tuple[int, ...]
-    weight: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Routing:
-    """What a model's routers read, as shares of absolute weights; circuits are the heaviest paths
-    of two steps."""
+    """What a model's routers read, as shares of absolute weights."""
 
     heatmap: Rows
     """[target layer, source layer], averaged over heads, and over keys and values."""
     heads: tuple[Rows, ...]
     """[target layer, target head, source layer]."""
-    readings: tuple[Reading, ...]
-    circuits: tuple[Circuit, ...]
     parts: Mapping[str, Rows] | None = None
     """The heatmap of keys ("key") and of values ("value"); None if they read alike."""
 
@@ -126,21 +98,14 @@ class DepthMixture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzedModel:
-    """Which model was analyzed."""
+class ModelAnalysis:
+    """The analysis of one model."""
 
     class_name: str
     layers: int
     width: int
     parameters: int
     run_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelAnalysis:
-    """The analysis of one model."""
-
-    about: AnalyzedModel
     entropy: Mapping[Representation, ByLayer]
     """Matrix entropy of a sequence's tokens, in nats; over sequences."""
     separability: Mapping[Probe, Mapping[Representation, ProbeAccuracy]]
@@ -158,7 +123,7 @@ class Analysis:
     """The analysis of one model, or of two side by side, in the order of the command line."""
 
     KIND: ClassVar[str] = "analysis"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     COMMAND: ClassVar[str] = "layermem analyze"
 
     command: str
@@ -167,3 +132,34 @@ class Analysis:
     """Options of the analysis; ``words`` are those that were used."""
     sequences: int
     models: Mapping[str, ModelAnalysis]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one layer reads: its sources, the most read first."""
+
+    layer: int
+    off_layer_share: float
+    """Share that comes from earlier layers."""
+    sources: tuple[int, ...]
+    effective: float
+    """Effective number of layers it reads: exp of the entropy of its shares."""
+
+
+def readings(heatmap: Any, most: int = 3) -> list[Reading]:
+    """Summarise each row of a heatmap; ``most``: number of sources that are named."""
+    import numpy as np
+
+    layers = []
+    for layer, row in enumerate(heatmap):
+        shares = row[row > 0]
+        order = np.argsort(-row, kind="stable")[:most]
+        layers.append(
+            Reading(
+                layer=layer,
+                off_layer_share=float(1 - row[layer]),
+                sources=tuple(int(j) for j in order if row[j] > 0),
+                effective=float(np.exp(-(shares * np.log(shares)).sum())),
+            )
+        )
+    return layers

@@ -1,25 +1,32 @@
-"""What routers read: shares of their absolute weights by target layer and source layer.
+"""What layers read of earlier ones: routers' weights, weights over depth, and models without some.
 
-A layer without a router reads itself alone. If PEFT keeps several adapters, the weights are those
-that a forward uses now. Letters: L layers, R key-value heads.
+Routers' weights are shown as shares of their absolute values, by target layer and source layer; a
+layer without a router reads itself alone. If PEFT keeps several adapters, the weights are those
+that a forward uses now. Weights over depth, of which each token has its own, are averaged.
+
+Letters: L layers, R key-value heads, B batch, T tokens, C readers, S sources.
 """
 
-import heapq
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
 
 from layermem.models.lime_router import LimeRouter
 from layermem.models.memories import active_memories, unadapted_memories
-from layermem.models.seams import OwnLayerMemory, Part, WeightsUnknown
+from layermem.models.seams import DepthWeights, OwnLayerMemory, Part, WeightsUnknown
 from layermem_bench.analysis.capture import Subject
-from layermem_bench.analysis.result import Circuit, Reading, Routing, to_rows
+from layermem_bench.analysis.result import DepthMixture, Routing, to_rows
 
 logger = logging.getLogger(__name__)
+_PARTS = {"attn_connection": "attention", "mlp_connection": "mlp", "memory": "memory"}
 
 
 def what_routers_read(subject: Subject) -> Mapping[str, Any]:
@@ -30,7 +37,7 @@ def what_routers_read(subject: Subject) -> Mapping[str, Any]:
     try:
         heatmap = mean_heatmap(model)
     except WeightsUnknown as error:
-        logger.info("what the routers of %s read is left out: %s", subject.name, error)
+        logger.info("what the routers of %s read is left out: %s", subject.checkpoint.name, error)
         return {"routing_unknown": str(error)}
     if np.array_equal(heatmap, np.eye(len(heatmap))):
         return {}
@@ -39,8 +46,6 @@ def what_routers_read(subject: Subject) -> Mapping[str, Any]:
     routing = Routing(
         heatmap=to_rows(heatmap),
         heads=tuple(map(to_rows, head_heatmaps(model))),
-        readings=tuple(readings(heatmap)),
-        circuits=tuple(circuits(heatmap)) if len(heatmap) > 2 else (),
         parts=None if alike else {name: to_rows(part) for name, part in parts.items()},
     )
     return {"routing": routing}
@@ -60,45 +65,6 @@ def head_heatmaps(model: nn.Module) -> np.ndarray:
     sizes = _weight_sizes(model)
     sums = sizes.sum(-1, keepdims=True)
     return np.asarray(sizes / np.where(sums, sums, 1.0))
-
-
-def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
-    """Summarise each row of a heatmap; ``most``: number of sources that are named."""
-    layers = []
-    for layer, row in enumerate(heatmap):
-        shares = row[row > 0]
-        order = np.argsort(-row, kind="stable")[:most]
-        layers.append(
-            Reading(
-                layer=layer,
-                off_layer_share=float(1 - row[layer]),
-                sources=tuple(int(j) for j in order if row[j] > 0),
-                effective=float(np.exp(-(shares * np.log(shares)).sum())),
-            )
-        )
-    return layers
-
-
-def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Circuit]:
-    """Return the ``count`` heaviest paths of ``steps`` steps, each step to an earlier layer.
-
-    A path says where information may have come from, not that it did: what a layer had read itself
-    reaches its keys and values only through the residual stream.
-    """
-    # A longer path is never heavier, so the first complete paths to come off the heap are the
-    # heaviest. The heap holds negative weights because heapq pops the smallest.
-    heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (i,)) for i in range(len(heatmap))]
-    paths: list[Circuit] = []
-    while heap and len(paths) < count:
-        weight, path = heapq.heappop(heap)
-        if len(path) == steps + 1:
-            paths.append(Circuit(layers=path, weight=-weight))
-            continue
-        for source in range(path[-1]):
-            share = float(heatmap[path[-1], source])
-            if share > 0:
-                heapq.heappush(heap, (weight * share, (*path, source)))
-    return paths
 
 
 @torch.no_grad()
@@ -133,3 +99,87 @@ def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
         by_layer[layer] = over_all_layers
     heads = max(map(len, by_layer))
     return np.stack([np.broadcast_to(sizes, (heads, depth)) for sizes in by_layer])
+
+
+def weights_over_depth(subject: Subject) -> Mapping[str, Any]:
+    """Return what each place that mixes over depth reads on the sequences, in the model's order.
+
+    The moments over tokens, without padding, take memory that does not grow with the text.
+    """
+    modules = {p: m for p, m in subject.model.named_modules() if isinstance(m, DepthWeights)}
+    if not modules:
+        return {}
+    seen: dict[str, Tensor] = {}
+    moments = {path: StandardScaler() for path in modules}
+
+    def note(path: str, module: nn.Module, inputs: Any, weights: Tensor) -> None:
+        seen[path] = weights.detach()
+
+    with ExitStack() as hooks:
+        for path, module in modules.items():
+            hooks.callback(module.register_forward_hook(partial(note, path)).remove)
+        for captured in subject.captured(subject.texts.sequences, "weights over depth", kinds=()):
+            for path, weights in seen.items():
+                # Constant weights are [C, S] or [1, C, S]; others have a row for each token.
+                rows = weights.reshape(-1, weights.shape[-2:].numel()).cpu().double().numpy()
+                is_by_token = len(rows) == captured.mask.size
+                moments[path].partial_fit(rows[captured.mask.flatten()] if is_by_token else rows)
+    mixtures = tuple(
+        DepthMixture(
+            place=_name_place(path),
+            readers=tuple(module.readers),
+            sources=tuple(module.sources),
+            mean=to_rows(moments[path].mean_.reshape(len(module.readers), -1)),
+            deviation=to_rows(np.sqrt(moments[path].var_).reshape(len(module.readers), -1)),
+        )
+        for path, module in modules.items()
+    )
+    return {"mixtures": mixtures}
+
+
+def _name_place(path: str) -> str:
+    """Return where a module stands: ``layer 3, attention`` for a path through layers.3."""
+    layer = re.search(r"\blayers\.(\d+)\.", path)
+    if layer is None:
+        return "final norm" if re.search(r"\bstream\b", path) else path
+    part = next((_PARTS[part] for part in path.split(".") if part in _PARTS), path)
+    return f"layer {layer[1]}, {part}"
+
+
+def weight_groups(model: Any) -> tuple[str, ...]:
+    """Return the groups of routers' weights, such as "keys of the first layer"; empty: no routers.
+
+    A group is what all routers read of keys, of values, or of both, from the first layer or from
+    the other earlier layers.
+    """
+    names = dict.fromkeys(name for name, _ in _columns(model))
+    return tuple(sorted(names, key=lambda name: (name.split(" of ")[0], "first" not in name)))
+
+
+@contextmanager
+def without(model: Any, group: str) -> Iterator[None]:
+    """Set the weights of a group to 0 within the block; the rest is as trained."""
+    chosen = [columns for name, columns in _columns(model) if name == group]
+    kept = [columns.clone() for columns in chosen]
+    for columns in chosen:
+        columns.zero_()
+    try:
+        yield
+    finally:
+        for columns, weights in zip(chosen, kept, strict=True):
+            columns.copy_(weights)
+
+
+def _columns(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield views of the columns of all routers' weights for earlier layers, by their group."""
+    for router in unadapted_memories(model):
+        if not isinstance(router, LimeRouter):
+            continue
+        earlier = len(router.sources) - (router.sources[-1] == router.layer)
+        starts = 1 if router.sources[0] == 0 and earlier else 0
+        for reads, weight in router.named_weights().items():
+            by_source = weight.detach().unflatten(1, (len(router.sources), router.columns))
+            if starts:
+                yield f"{reads} of the first layer", by_source[:, :starts]
+            if earlier > starts:
+                yield f"{reads} of the other earlier layers", by_source[:, starts:earlier]

@@ -6,10 +6,9 @@ one is logistic regression. Letters: N occurrences, F features.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -39,55 +38,49 @@ def words_by_layer(subject: Subject) -> Mapping[str, Any]:
     The vectors of all layers are on the disk, one file each: some thousand words take about 50 MB a
     layer at width 2048.
     """
-    seed, layers = subject.options.seed, range(subject.model.config.num_hidden_layers)
+    layers = range(subject.model.config.num_hidden_layers)
+    labels = np.array([occurrence.word for occurrence in subject.texts.occurrences])
 
     def accuracy(probe: Probe, kind: Representation) -> ProbeAccuracy:
-        of_layers = [
-            separability(vectors[kind, layer], labels, probe=probe, seed=seed) for layer in layers
-        ]
+        of_layers = [separability(vectors[kind, i], labels, probe=probe) for i in layers]
         return ProbeAccuracy(
             mean=tuple(each.mean for each in of_layers),
-            deviation=tuple(each.deviation for each in of_layers),
+            deviation=tuple(float(np.std(each.folds)) for each in of_layers),
             shuffled=tuple(each.shuffled for each in of_layers),
             chance=of_layers[0].chance,
         )
 
     with TemporaryDirectory(prefix="layermem-", ignore_cleanup_errors=True) as folder:
-        vectors, labels = _vectors_on_disk(subject, Path(folder))
+        vectors = _vectors_on_disk(subject, Path(folder))
         accuracies = {p: {kind: accuracy(p, kind) for kind in KINDS} for p in get_args(Probe)}
-        points = {layer: embed(vectors["routed", layer], seed=seed).round(3) for layer in layers}
-    in_layers = {layer: to_rows(array) for layer, array in points.items()}
-    layout = Layout(labels=tuple(labels.tolist()), layers=in_layers)
-    return {"separability": accuracies, "layout": layout}
+        points = {layer: to_rows(embed(vectors["routed", layer]).round(3)) for layer in layers}
+    return {
+        "separability": accuracies,
+        "layout": Layout(labels=tuple(labels.tolist()), layers=points),
+    }
 
 
-def _vectors_on_disk(
-    subject: Subject, folder: Path
-) -> tuple[Mapping[Place, np.ndarray], np.ndarray]:
-    """Return the vectors [N, F] at all occurrences by place, in files, and their words [N]."""
-    count = len(subject.occurrences)
-    texts = list(dict.fromkeys(occurrence.text for occurrence in subject.occurrences))
-    row_of = {text: row for row, text in enumerate(texts)}
-    # In the order in which texts are read.
-    ordered = sorted(subject.occurrences, key=lambda occurrence: row_of[occurrence.text])
-    rows = np.array([row_of[occurrence.text] for occurrence in ordered])
-    tokens = np.array([occurrence.token for occurrence in ordered])
+def _vectors_on_disk(subject: Subject, folder: Path) -> Mapping[Place, np.ndarray]:
+    """Return the vectors [N, F] at all occurrences by place, in files."""
+    occurrences = subject.texts.occurrences
+    row_of = {text: i for i, text in enumerate(dict.fromkeys(each.text for each in occurrences))}
+    rows = np.array([row_of[occurrence.text] for occurrence in occurrences])
+    tokens = np.array([occurrence.token for occurrence in occurrences])
     vectors: dict[Place, np.ndarray] = {}
     first = 0
-    for captured in subject.captured(texts, "words"):
-        end = first + len(captured.ids)
+    for captured in subject.captured(list(row_of), "words"):
+        end = first + len(captured.mask)
         here = (first <= rows) & (rows < end)
         for place, array in captured.arrays.items():
             if place not in vectors:
-                file, shape = folder / f"{place[0]}-{place[1]}", (count, array.shape[-1])
+                file, shape = folder / f"{place[0]}-{place[1]}", (len(rows), array.shape[-1])
                 vectors[place] = np.memmap(file, np.float32, "w+", shape=shape)
             vectors[place][here] = array[rows[here] - first, tokens[here]]
         first = end
-    return vectors, np.array([occurrence.word for occurrence in ordered])
+    return vectors
 
 
-@dataclass(frozen=True, kw_only=True)
-class Separability:
+class Separability(NamedTuple):
     """Accuracy of one probe."""
 
     folds: tuple[float, ...]
@@ -102,19 +95,12 @@ class Separability:
         """Mean accuracy over folds."""
         return float(np.mean(self.folds))
 
-    @property
-    def deviation(self) -> float:
-        """Standard deviation over folds, as the paper gives it."""
-        return float(np.std(self.folds))
-
 
 def separability(
     features: np.ndarray,
     labels: np.ndarray,
     *,
     probe: Probe = "paper",
-    folds: int = FOLDS,
-    seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> Separability:
     """Fit a probe that predicts labels [N] from features [N, F]; return its accuracy.
@@ -125,26 +111,26 @@ def separability(
     features, labels = np.asarray(features, dtype=np.float32), np.asarray(labels)
     check_finite(features, "occurrence")
     classes, labels = np.unique(labels, return_inverse=True)
-    shuffled = _shuffle(labels, groups, np.random.default_rng(seed))
     predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
     folding = StratifiedKFold if groups is None else StratifiedGroupKFold
-    splits = folding(folds, shuffle=True, random_state=seed)
+    splits = folding(FOLDS, shuffle=True, random_state=0)
 
     def accuracies(of: np.ndarray) -> tuple[float, ...]:
         return tuple(
-            float((predict(features[a], of[a], features[b], len(classes), seed) == of[b]).mean())
+            float((predict(features[a], of[a], features[b], len(classes)) == of[b]).mean())
             for a, b in splits.split(features, of, groups)
         )
 
     return Separability(
         folds=accuracies(labels),
-        shuffled=float(np.mean(accuracies(shuffled))),
+        shuffled=float(np.mean(accuracies(_shuffle(labels, groups)))),
         chance=float(np.bincount(labels).max() / len(labels)),
     )
 
 
-def _shuffle(labels: np.ndarray, groups: np.ndarray | None, generator: Any) -> np.ndarray:
+def _shuffle(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
     """Return the labels in another order; with groups, each label stays in its group."""
+    generator = np.random.default_rng(0)
     if groups is None:
         return np.asarray(generator.permutation(labels))
     order = np.lexsort((generator.random(len(labels)), groups))
@@ -154,10 +140,10 @@ def _shuffle(labels: np.ndarray, groups: np.ndarray | None, generator: Any) -> n
 
 
 def _predict_by_paper_probe(
-    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int, seed: int
+    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int
 ) -> np.ndarray:
     """Return the classes of ``unseen`` by a linear layer after one epoch of Adam."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.enable_grad():
         layer = nn.utils.skip_init(nn.Linear, features.shape[1], class_count)
         bound = features.shape[1] ** -0.5
@@ -173,7 +159,7 @@ def _predict_by_paper_probe(
 
 
 def _predict_by_converged_probe(
-    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int, seed: int
+    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int
 ) -> np.ndarray:
     """Return the classes of ``unseen`` by weakly regularised logistic regression."""
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=2000))
@@ -183,21 +169,13 @@ def _predict_by_converged_probe(
         return np.asarray(model.fit(features, labels).predict(unseen))
 
 
-def embed(vectors: np.ndarray, *, seed: int = 0) -> np.ndarray:
+def embed(vectors: np.ndarray) -> np.ndarray:
     """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2]."""
     vectors = np.asarray(vectors, dtype=np.float64)
     check_finite(vectors, "occurrence")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths, lengths, 1.0)
-    if not np.ptp(unit, axis=0).any():
-        # All vectors are the same, so there is nothing to lay out.
-        return np.zeros((len(unit), 2))
-    layout: np.ndarray = TSNE(
-        2,
-        # Less than the usual 30 if there are too few vectors for it.
-        perplexity=min(30.0, (len(unit) - 1) / 3),
-        init="pca" if unit.shape[1] > 1 else "random",
-        random_state=seed,
-        n_jobs=1,
-    ).fit_transform(unit)
-    return layout
+    # Less than the usual 30 if there are too few vectors for it.
+    perplexity = min(30.0, (len(unit) - 1) / 3)
+    plane = TSNE(2, perplexity=perplexity, init="pca", random_state=0, n_jobs=1)
+    return np.asarray(plane.fit_transform(unit))

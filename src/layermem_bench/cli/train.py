@@ -7,7 +7,6 @@ layermem train tiny-aet-4 --host.model MODEL                  the same, on a pre
 """
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from layermem_bench.cli.options import read_options
+from layermem_bench.cli.options import (
+    StartingRun,
+    is_run_folder,
+    read_options,
+    resolve_run,
+    with_base_run,
+)
 from layermem_bench.cli.screen import show_estimate
-from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.config.run import Run
 
 logger = logging.getLogger(__name__)
@@ -47,11 +51,11 @@ def parse(args: Sequence[str]) -> Any:
 
 def train(options: Train, command: str) -> None:
     """Train a run and print its folder."""
+    from layermem_bench.studies.boards import as_named_arm
+
     run = resolve_run(options)
     out = Path(options.preset) if is_run_folder(options.preset) else _default_folder(run)
     if run.host.model is None:
-        from layermem_bench.studies.boards import as_named_arm
-
         run = as_named_arm(run)
     if options.dry_run:
         show_estimate(run)
@@ -72,12 +76,11 @@ def train(options: Train, command: str) -> None:
 
 def _default_folder(run: Run) -> Path:
     """Return the folder of a run whose command names none."""
-    host = run.host
-    if host.model is None:
-        from layermem_bench.studies.planning import name_in_folders
+    from layermem_bench.studies.planning import name_in_folders
 
-        return Path("runs") / f"{run.preset}-{name_in_folders(run.variant)}-s{run.seed}"
-    apart, grain = "" if host.shares_kv else "apart", "" if host.grain == "pair" else host.grain
-    parts = [Path(host.model).name, run.task.name, host.train, host.memory, apart, grain]
-    name = re.sub(r"[^\w.-]", "-", "-".join(filter(None, parts)))
-    return Path("runs") / f"{name}-s{run.seed}"
+    host, name = run.host, f"{run.preset}-{run.variant}"
+    if host.model is not None:
+        apart, grain = "" if host.shares_kv else "apart", "" if host.grain == "pair" else host.grain
+        parts = [Path(host.model).name, run.task.name, host.train, host.memory, apart, grain]
+        name = "-".join(filter(None, parts))
+    return Path("runs") / f"{name_in_folders(name)}-s{run.seed}"

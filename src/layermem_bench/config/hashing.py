@@ -4,6 +4,7 @@ By its hash a text is in the same split in every data set, and in one split only
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 from layermem_base.plugins import plugin_files
@@ -19,6 +20,11 @@ _DIGITS = 12
 def hash_to_unit_interval(text: str) -> float:
     """Return a number in [0, 1), spread evenly over texts: the first 64 bits of their SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+
+
+def digest(value: object) -> str:
+    """Return twelve hexadecimal digits that identify data, as JSON would hold them."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def file_digest(path: Path) -> str:

@@ -1,7 +1,9 @@
-"""``Named``: functions that make things of one kind, known by their names; those of plugins too."""
+"""What is known by a name: functions that make things of one kind, and options NAME=VALUE."""
 
+import json
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from layermem_base.plugins import load_plugins, unknown_name
 
@@ -9,7 +11,7 @@ T = TypeVar("T")
 
 
 class Named(Generic[T]):
-    """Functions that make things of one kind."""
+    """Functions that make things of one kind, known by their names; those of plugins too."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -42,3 +44,26 @@ class Named(Generic[T]):
         if name not in self.names():
             raise unknown_name(self.kind, name, self._functions, other_names)
         return self._functions[name]()
+
+
+def merged(options: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Return options, each NAME=VALUE, with ``others`` added or in place of those of one name."""
+    return tuple({option.partition("=")[0]: option for option in (*options, *others)}.values())
+
+
+def check_options(section: str, options: Iterable[str]) -> None:
+    """Raise, naming the section of the config, if an option is not NAME=VALUE."""
+    for option in options:
+        if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
+            raise ValueError(f"{section}.options must be NAME=VALUE each, got {option!r}")
+
+
+def parse_options(options: Iterable[str]) -> dict[str, Any]:
+    """Return options as a dict; values are read as JSON where they are JSON."""
+    values: dict[str, Any] = {}
+    for option in options:
+        name, _, text = option.partition("=")
+        values[name] = text
+        with suppress(json.JSONDecodeError):
+            values[name] = json.loads(text)
+    return values

@@ -1,178 +1,79 @@
-"""A run as data: frozen dataclasses whose fields document and check themselves, and a run id.
+"""A run as data: a frozen dataclass that checks itself, and what makes it the run that it is.
 
-Every field's docstring is its help text. A preset is a function that returns a ``Run``; a derived
-run is ``dataclasses.replace`` of one.
+A preset is a function that returns a ``Run``; a derived run is ``dataclasses.replace`` of one.
+
+Two runs are one where their trained weights and what is recorded of them are the same but for
+rounding: what names data, model, loss, optimizer or seed decides, and what a validation or a test
+is made of. A field decides unless it is in one of the two tables.
+
+* When something is logged, validated or saved does not decide: a validation draws no random number
+  that training would have drawn, and the last step always has one.
+* Data and models are named by their place, which decides; what lay there is compared by digests.
+* Sums in another order do not decide, the number format does: bfloat16 moves a loss by more. "auto"
+  is a format of its own; what it came to is recorded. With dropout, micro-batches and processes
+  decide which numbers are drawn: go on with those that the run began with.
+* A field that another one turns off (the text of a run on a task) decides all the same: a run that
+  is not found costs time, one that is found by mistake costs the result.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from layermem_base.number_ranges import (
-    SEED,
-    SHARE,
-    at_least,
-    below,
-    check_numbers,
-    number,
+from layermem_base.number_ranges import SEED, at_least, check_numbers, number
+from layermem_bench.config.named import parse_options
+from layermem_bench.config.parts import Compute, Data, Host, Labels, Model, Optim, Task
+from layermem_bench.config.typed_dicts import from_dict, to_dict
+
+HOST = "host"
+"""What stands for the variant of a run that trains a model of transformers."""
+DOES_NOT_DECIDE = frozenset(
+    {
+        # The name of where the other fields come from, and the place in tables.
+        *("preset", "labels.board", "labels.conditions", "labels.arm"),
+        # When something is written, kept and shown.
+        *("log_every", "eval_every", "save_every", "keep", "track", "data.cache"),
+        # Rounding.
+        *("compute.micro_batch", "compute.compile", "compute.shard", "compute.loss_chunk"),
+        # Memory for time, and who reads the same batches.
+        *("compute.checkpoint_activations", "compute.checkpoint_every", "compute.workers"),
+    }
 )
-from layermem_bench.config.host import Host, check_run
-from layermem_bench.config.labels import Labels
-from layermem_bench.config.named_options import check_options, merged, parse_options
-from layermem_bench.config.run_identity import run_id
-from layermem_bench.config.task import Task
-from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
-
-_NOT_SIZES = ("options", "pretrained")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """Sizes of the decoder, under LLaMA's names, and the options of the variant."""
-
-    hidden_size: int = number(128, at_least(1))
-    """Width of the residual stream."""
-    intermediate_size: int = number(512, at_least(1))
-    """Width inside the mlp."""
-    num_hidden_layers: int = number(8, at_least(1))
-    """Number of layers."""
-    num_attention_heads: int = number(8, at_least(1))
-    """Number of query heads."""
-    num_key_value_heads: int | None = number(None, at_least(1))
-    """Number of key-value heads; None: as many as query heads."""
-    vocab_size: int | None = number(None, at_least(1))
-    """Number of token ids; None: the tokenizer's."""
-    pretrained: str | None = None
-    """Folder of a saved model of the variant or of a LLaMA, or a hub name: the run starts from its
-    weights, sizes and tokenizer, and what the variant adds has no effect at first; None: new
-    weights."""
-    tie_word_embeddings: bool = False
-    """Whether the output head shares the embedding's weights."""
-    options: tuple[str, ...] = ()
-    """Further fields of the variant's config, each NAME=VALUE (router_init=identity), added to the
-    preset's; an option replaces the preset's option of the same name."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "model.")
-        check_options("model", self.options)
-
-    def sizes(self) -> dict[str, Any]:
-        """Return the sizes under the names that they have in the model's config."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_SIZES}
-
-    def variant_fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict."""
-        return parse_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """The text of a run, and how it is cut into blocks of tokens."""
-
-    source: str = "stdlib"
-    """"stdlib" (the Python standard library's own sources), a file or folder of JSON lines, Parquet
-    or text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for
-    another split than train."""
-    validation: str | None = None
-    """Source of the validation set, as in --data.source, with other text (wikitext:validation);
-    documents that are in both are left out of training. None: a share of the documents is held out
-    for validation."""
-    validation_share: float = number(0.02, SHARE)
-    """Share of the documents held out for validation, where it has no source of its own. Copies
-    that differ in white space around them are left out of training."""
-    subset: str | None = None
-    """Configuration of a Hugging Face dataset, such as sample-10BT; of --data.validation too where
-    it is a split of the same dataset."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hugging Face dataset; of --data.validation too where it is a split
-    of the same dataset. None: the newest."""
-    text_field: str = "text"
-    """Column that holds the text."""
-    streaming: bool = False
-    """Whether a Hugging Face dataset is read without downloading it whole; copies that differ in
-    white space may then be on both sides of a held-out share."""
-    max_documents: int | None = number(None, at_least(1))
-    """Most documents that are read; None: all. A document of more than a million characters is
-    split, and each part counts as one."""
-    tokenizer: str = "bytes"
-    """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
-    name."""
-    block_size: int = number(256, at_least(2))
-    """Tokens in a block, the length of a training sequence."""
-    isolate_documents: bool = False
-    """Whether documents in one block are kept apart: no attention across, positions from zero."""
-    cache: str | None = None
-    """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "data.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optim:
-    """AdamW with a learning-rate schedule. A variant may override both for its own parameters."""
-
-    lr: float = number(1e-3, at_least(0))
-    """Peak learning rate of everything the variant does not override."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How learning rates fall after the warm-up."""
-    min_lr: float = number(1e-6, at_least(0))
-    """Learning rate at the end: an absolute number, the same in every parameter group."""
-    warmup_steps: int = number(200, at_least(0))
-    """Steps over which learning rates rise from zero; at most a tenth of the run's steps."""
-    router_lr: float | None = number(None, at_least(0))
-    """Learning rate of the variant's own parameters; None: what the variant says."""
-    weight_decay: float = number(0.1, at_least(0))
-    """Weight decay of weight matrices; norms, embeddings and routers have none."""
-    beta1: float = number(0.9, below(0, 1))
-    """Decay of the running mean of gradients."""
-    beta2: float = number(0.95, below(0, 1))
-    """Decay of the running mean of squared gradients."""
-    eps: float = number(1e-8, at_least(0))
-    """Added to the square root of that mean."""
-    clip: float = number(1.0, at_least(0))
-    """Norm that gradients are clipped to; 0: not clipped."""
-    batch_size: int = number(32, at_least(1))
-    """Sequences in one optimizer step, over all processes."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "optim.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compute:
-    """How the run is carried out; except for rounding this does not change what is computed. With
-    another precision it is another run."""
-
-    micro_batch: int = number(32, at_least(1))
-    """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
-    precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Floating-point format; "auto": bfloat16 on a GPU that supports it, else float32. On a CPU
-    that multiplies bfloat16 natively, bfloat16 is faster from a width of about 200 on."""
-    compile: bool = False
-    """Whether the model is compiled with torch.compile."""
-    checkpoint_activations: bool = False
-    """Gradient checkpointing: layers are computed again in the backward pass instead of keeping
-    their activations."""
-    checkpoint_every: int = number(1, at_least(1))
-    """Of how many layers one is computed again (checkpoint_activations); 1: all are. With a larger
-    number a step takes less time and more memory."""
-    shard: bool = False
-    """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
-    loss_chunk: int | None = number(None, at_least(0))
-    """Tokens of a micro-batch whose logits are in memory at once; 0: all; None: all where they take
-    at most 1 GiB in float32, else as many as take a quarter of that."""
-    workers: int = number(0, at_least(0))
-    """Processes that read and cut batches ahead of a training process; 0: it does so itself. The
-    batches are the same."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "compute.")
-        if self.checkpoint_every > 1 and not self.checkpoint_activations:
-            raise ValueError(
-                f"compute.checkpoint_every={self.checkpoint_every} has no effect, since "
-                "compute.checkpoint_activations is off: add it, or leave checkpoint_every out"
-            )
+"""Fields that do not decide, by dotted name."""
+ADDED: Mapping[str, Any] = {"host.shares_kv": True, "host.grain": "pair"}
+"""Fields that came later, with what runs did before: they decide where they say something else, so
+that recorded runs keep their ids."""
+# Fields of earlier versions that decided, as they were where they were off: recorded runs keep
+# their ids.
+_FORMER: dict[str, Any] = {
+    "regularizer.penalty": None,
+    "regularizer.variance_weight": 1.0,
+    "regularizer.covariance_weight": 0.004,
+    "regularizer.width": 2048,
+    "records.source": None,
+    "records.kind": "classification",
+    "records.validation": None,
+    "records.validation_share": 0.1,
+    "records.fields": [],
+    "records.label": None,
+    "records.max_length": 128,
+    "records.from_config": None,
+    "records.stride": 128,
+    "records.longest_answer": 30,
+    "records.unanswerable": False,
+    "records.id_field": None,
+}
+# Lists of NAME=VALUE, whose order says nothing.
+_OPTIONS = ("model.options", "task.options")
+# Fields that a run of a model of transformers leaves at their defaults, by part; none named: all.
+_OF_OURS: dict[str, tuple[str, ...]] = {
+    "model": (),
+    "data": ("tokenizer", "isolate_documents"),
+    "task": ("tokenizer",),
+    "compute": ("shard", "loss_chunk", "checkpoint_every"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +122,68 @@ class Run:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        check_run(self)
+        if (self.host.model is not None) != (self.variant == HOST):
+            raise ValueError(
+                f"variant={self.variant} and host.model={self.host.model} do not go together: "
+                f"variant={HOST} stands for a model of transformers (--host.model MODEL)"
+            )
+        for part, usual in _of_ours(self).items() if self.host.model else ():
+            for name, value in usual.items():
+                if (given := getattr(getattr(self, part), name)) != value:
+                    raise ValueError(
+                        f"{part}.{name}={given} is for decoders of ours, and this run trains "
+                        f"{self.host.model}: leave {name} out"
+                    )
+
+    def started_from(self, model: str) -> "Run":
+        """Return a run that goes on training a model of transformers: what this one says of
+        decoders of ours gives way."""
+        changed = {
+            part: replace(getattr(self, part), **usual) for part, usual in _of_ours(self).items()
+        }
+        return replace(self, variant=HOST, host=replace(self.host, model=model), **changed)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that make a run what it is, by dotted name, as JSON would hold them."""
+        # Read as from a config, where 0 is 0.0 if a field need not be whole.
+        values: dict[str, Any] = {}
+        for name, value in to_dict(run_from_dict(to_dict(self))).items():
+            if isinstance(value, dict):
+                values |= {f"{name}.{field}": each for field, each in value.items()}
+            else:
+                values[name] = value
+        deciding = {
+            path: value
+            for path, value in values.items()
+            if path not in DOES_NOT_DECIDE and (path not in ADDED or value != ADDED[path])
+        }
+        return deciding | {path: parse_options(deciding[path]) for path in _OPTIONS}
 
     @property
     def id(self) -> str:
-        """What stands for what the run trains and records, and not for how (``run_identity``)."""
-        return run_id(self)
+        """Twelve hexadecimal digits: two runs have the same ones where they are one run."""
+        text = json.dumps(self.identity() | _FORMER, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def differences(self, now: "Run") -> list[tuple[str, Any, Any]]:
+        """Return name, own and new value of every field by which another run is not this one."""
+        old, new = self.identity(), now.identity()
+        # As text, since True equals 1 and a number that is none does not equal itself.
+        texts = [
+            {name: json.dumps(value, sort_keys=True) for name, value in each.items()}
+            for each in (old, new)
+        ]
+        changed = (n for n in {**new, **old} if texts[0].get(n) != texts[1].get(n))
+        return [(name, old.get(name), new.get(name)) for name in changed]
+
+
+def _of_ours(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the usual values of fields that say something of decoders of ours alone, by part."""
+    usual = {part: type(getattr(run, part))() for part in _OF_OURS}
+    return {
+        part: {name: getattr(usual[part], name) for name in names or vars(usual[part])}
+        for part, names in _OF_OURS.items()
+    }
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:
@@ -234,17 +191,4 @@ def run_from_dict(values: Mapping[str, Any]) -> Run:
     return from_dict(Run, values, "")
 
 
-__all__ = [
-    "Compute",
-    "Data",
-    "Host",
-    "Labels",
-    "Model",
-    "Optim",
-    "Run",
-    "Task",
-    "checked",
-    "merged",
-    "run_from_dict",
-    "to_dict",
-]
+__all__ = ["Compute", "Data", "Host", "Labels", "Model", "Optim", "Run", "Task", "to_dict"]

@@ -1,13 +1,12 @@
 """Benchmarks: answers of checkpoints to evaluation tasks by lm-eval, and their scores.
 
-Few-shot examples, prompts and log-probabilities are lm-eval's. Beside its
-scores of the items this counts what would pass unnoticed: prompts that are cut because they are
-longer than the model reads, and choices that are equally probable.
+Few-shot examples, prompts and log-probabilities are lm-eval's. Beside its scores of the items this
+counts what would pass unnoticed: prompts that are cut because they are longer than the model reads,
+and choices that are equally probable.
 """
 
 import importlib.util
 import logging
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.config.hashing import file_digest
+from layermem_bench.evals.benchmark_records import FOLDERS, EvalTask, find_tasks, read_docs
 from layermem_bench.evals.perplexity import rows_at_once
-from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table
-from layermem_bench.evals.scoring import Tell, adjust, compare_right, share_right
-from layermem_bench.evals.task_catalog import FOLDERS, PAPER, TASKS, EvalTask, find_tasks
-from layermem_bench.evals.task_records import read_docs
+from layermem_bench.evals.result import (
+    EvalOptions,
+    Part,
+    Row,
+    Score,
+    Table,
+    Tell,
+    adjust,
+    compare_right,
+    share_right,
+)
 from layermem_bench.run.trained_models import Checkpoint, load_model
 
 Sample = Mapping[str, Any]
@@ -31,8 +37,6 @@ RIGHT, RIGHT_NORM = "right answers (acc)", "right answers by character (acc_norm
 """Names of the tables."""
 MEAN = "mean of these"
 """Name of the row of all tasks together."""
-# Beside the weights, what decides about the answers: config, tokenizer, generation settings.
-_MODEL_FILES = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".tiktoken"}
 _INTERVALS = "Means over seeds, with 95% intervals over items (Wilson) and over few-shot seeds."
 _TABLES = {
     RIGHT: Table(
@@ -40,8 +44,7 @@ _TABLES = {
         caption=f"{_INTERVALS} Differences: by the jackknife over items and paired over seeds; p "
         "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
         "and models by Holm's method; a difference is beyond noise if its interval over items too, "
-        "which is of all seeds, excludes 0. The paper's figures are of 1B models after 50B tokens, "
-        "3-shot; it does not say whether by acc or acc_norm. An item is never its own example.",
+        "which is of all seeds, excludes 0. An item is never its own example.",
     ),
     RIGHT_NORM: Table(
         better="higher", caption=f"{_INTERVALS} By log-probability per character of a choice."
@@ -51,18 +54,6 @@ _HOW = (
     "An answer is the choice of the highest log-probability; of two equally probable ones (ties) "
     "the first counts. Cut prompts lack their start."
 )
-
-
-def checkpoint_digest(checkpoint: Checkpoint) -> str:
-    """Return digests of a saved model's files and of its base's, or name and commit on the hub."""
-
-    def digest(place: Path | str) -> str:
-        paths = sorted(path for path in Path(place).glob("*") if path.suffix in _MODEL_FILES)
-        of_files = [f"{path.name} {file_digest(path)}" for path in paths]
-        return " ".join(of_files) or f"{place}@{checkpoint.revision}"
-
-    places = (checkpoint.location, checkpoint.base)
-    return " ".join(digest(place) for place in places if place is not None)
 
 
 def load_tasks(names: Sequence[str], records: Sequence[str]) -> Loaded:
@@ -79,17 +70,22 @@ def load_tasks(names: Sequence[str], records: Sequence[str]) -> Loaded:
     manager = definitions.TaskManager(include_defaults=False, include_path=folders)
     loaded = Loaded()
     for task in find_tasks(names):
-        fields, about = _from_records(task, records)
-        # As a member of a group a definition may be given other fields.
-        group = {"group": "asked", "task": [{"task": task.definition, **fields}]}
+        files = task.find_records(records)
+        sources = {split: ", ".join(path.name for path in of) for split, of in files.items()}
+        about = {"items from": sources.get(task.split, "the hub")}
+        if files:
+            about["examples from"] = sources.get("train", "the other evaluated items")
         try:
-            if not task.data_set and "custom_dataset" not in fields:
+            if not files and not task.is_on_hub:
                 raise ValueError("it has no data set of this task")
+            fields = _fields(task, {split: read_docs(paths) for split, paths in files.items()})
+            # As a member of a group a definition may be given other fields.
+            group = {"group": "asked", "task": [{"task": task.definition, **fields}]}
             (loaded_task,) = manager.load([group])["tasks"].values()
-        # What cannot be fetched ends in errors of several packages.
+        # What cannot be fetched, or is not of the task, ends in errors of several packages.
         except Exception as error:
             raise ValueError(
-                f"{task.name} cannot be read from {about['items from'] or 'the hub'} "
+                f"{task.name} cannot be read from {about['items from']} "
                 f"({type(error).__name__}: {error}); give --records FOLDER with "
                 f"{task.expected_file}"
             ) from error
@@ -98,30 +94,24 @@ def load_tasks(names: Sequence[str], records: Sequence[str]) -> Loaded:
     return loaded
 
 
-def _from_records(task: EvalTask, records: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return fields of a definition that reads records, where there are some, and their source.
+def _fields(task: EvalTask, docs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return fields of a definition that reads records, if there are some, by split.
 
     Examples are of the records "train", if there are some, as in lm-eval, else of the evaluated
     items. lm-eval then leaves out the item that is asked about, as both fields name its split.
     """
-    files, own = task.find_records(records), {"fewshot_split": task.split, "test_split": task.split}
-    if not files:
+    own = {"fewshot_split": task.split, "test_split": task.split}
+    if not docs:
         # lm-eval's definitions of BIG-bench tasks can show an item as its own example.
-        return own if task.split == "default" else {}, {"items from": task.data_set}
+        return own if task.split == "default" else {}
     import datasets
 
-    docs = {split: read_docs(task, paths) for split, paths in files.items()}
     rows = datasets.DatasetDict({s: datasets.Dataset.from_list(d) for s, d in docs.items()})
     if "train" in docs:
         # The draw of examples depends on which of the two fields names the split.
         own = {"training_split": "train", f"{task.split}_split": task.split}
-    names = {split: ", ".join(path.name for path in paths) for split, paths in files.items()}
-    about = {
-        "items from": names[task.split],
-        "examples from": names.get("train", "the other evaluated items"),
-    }
     fields = ("training_split", "validation_split", "test_split", "fewshot_split")
-    return {**dict.fromkeys(fields), **own, "custom_dataset": lambda **_: rows}, about
+    return {**dict.fromkeys(fields), **own, "custom_dataset": lambda **_: rows}
 
 
 def measure_benchmarks(
@@ -151,10 +141,8 @@ def _answer(
     """Return the answers of a model by task, a seed after the other."""
     import lm_eval
 
-    model, loaded = (
-        _counting_model(checkpoint, options),
-        {n: task for n, (task, _) in tasks.items()},
-    )
+    model = _counting_model(checkpoint, options)
+    loaded = {name: task for name, (task, _) in tasks.items()}
     answers: dict[str, list[list[Sample]]] = {name: [] for name in tasks}
     for seed in seeds:
         tell(f"{checkpoint.name}: seed {seed} of examples", seed, len(seeds))
@@ -177,9 +165,6 @@ def _counting_model(checkpoint: Checkpoint, options: EvalOptions) -> Any:
 
     class CountingModel(HFLM):
         cut = frozenset[tuple[str, str]]()
-
-        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> Any:
-            return super().loglikelihood(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **kwargs: Any) -> Any:
             # The last token of an answer is predicted, not read.
@@ -219,7 +204,7 @@ def _rows(tasks: Loaded, answers: Mapping[str, Mapping[str, list[list[Sample]]]]
             for name in tasks
         }
     )
-    rows, by_character = list[Row](), list[Row]()
+    rows = list[Row]()
     for name, (_, about) in tasks.items():
         chance, most_frequent = baselines(first[name][0])
         row = Row(
@@ -230,19 +215,19 @@ def _rows(tasks: Loaded, answers: Mapping[str, Mapping[str, list[list[Sample]]]]
             differences={model: differences[model, name] for model, _ in others},
             chance=chance,
             most_frequent=most_frequent,
-            paper={m: p / 100 for m, p in zip(PAPER, TASKS[name].paper, strict=True)},
             about=about,
         )
         rows.append(row)
-        if "acc_norm" in first[name][0][0]:
-            norms = {m: share_right(_right(of[name], "acc_norm")) for m, of in answers.items()}
-            by_character.append(Row(table=RIGHT_NORM, name=name, unit="items", scores=norms))
+    yield from rows
     if len(rows) > 1:
         means = {m: statistics.fmean(row.scores[m].value for row in rows) for m in answers}
         scores = {model: Score(value=mean) for model, mean in means.items()}
         chance = statistics.fmean(row.chance or 0.0 for row in rows)
-        rows.append(Row(table=RIGHT, name=MEAN, scores=scores, chance=chance))
-    yield from (*rows, *by_character)
+        yield Row(table=RIGHT, name=MEAN, scores=scores, chance=chance)
+    for name in tasks:
+        if "acc_norm" in first[name][0][0]:
+            norms = {m: share_right(_right(of[name], "acc_norm")) for m, of in answers.items()}
+            yield Row(table=RIGHT_NORM, name=name, unit="items", scores=norms)
 
 
 def _right(seeds: Sequence[Sequence[Sample]], metric: str) -> list[list[int]]:
@@ -253,16 +238,10 @@ def score_answers(seeds: Sequence[Sequence[Sample]]) -> Score:
     """Return the score of one model's answers to one task, given for each seed."""
     counts = Counter[str]()
     for sample in (sample for samples in seeds for sample in samples):
-        values = sorted((float(response[0]) for response in sample["filtered_resps"]), reverse=True)
-        if not all(map(math.isfinite, values)):
-            raise ValueError(
-                f"a log-probability of item {sample['doc_id']} is not finite: the model's weights "
-                "are not, or its precision is too low"
-            )
-        counts["ties"] += len(values) > 1 and values[0] == values[1]
+        values = sorted(float(response[0]) for response in sample["filtered_resps"])
+        counts["ties"] += len(values) > 1 and values[-1] == values[-2]
         counts["prompts cut"] += len(sample["cut"])
-    found = {name: count for name, count in counts.items() if count}
-    return replace(share_right(_right(seeds, "acc")), counts=found)
+    return replace(share_right(_right(seeds, "acc")), counts=+counts)
 
 
 def baselines(samples: Sequence[Sample]) -> tuple[float, float]:
@@ -274,14 +253,7 @@ def baselines(samples: Sequence[Sample]) -> tuple[float, float]:
     for sample in samples:
         choices, target = [str(text).strip() for _, text in sample["arguments"]], sample["target"]
         # Of some tasks the place of the right answer, of others its text.
-        places_of = dict(zip(choices, range(len(choices)), strict=True))
-        place = target if isinstance(target, int) else places_of.get(target.strip(), -1)
-        if not 0 <= place < len(choices):
-            # lm-eval counts every model as wrong then.
-            raise ValueError(
-                f"item {sample['doc_id']} has the answer {target!r:.60}, which is none of its "
-                f"{len(choices)} choices; does this split have answers?"
-            )
+        place = target if isinstance(target, int) else choices.index(target.strip())
         places[place] += 1
         texts[choices[place]] += 1
         chance += 1 / len(choices)

@@ -11,13 +11,12 @@ from pathlib import Path
 from layermem_base.files import write_atomically
 from layermem_bench.config.result_files import to_json
 from layermem_bench.config.run import Run
+from layermem_bench.evals.benchmark_records import find_tasks
 from layermem_bench.evals.benchmarks import measure_benchmarks
 from layermem_bench.evals.grammar import measure_grammar
-from layermem_bench.evals.losses import measure_losses, settle_windows
-from layermem_bench.evals.result import EvalOptions, EvalResult, Part
-from layermem_bench.evals.scoring import Tell
+from layermem_bench.evals.losses import measure_losses
+from layermem_bench.evals.result import EvalOptions, EvalResult, Part, Tell
 from layermem_bench.evals.solving import measure_problems
-from layermem_bench.evals.task_catalog import find_tasks
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.trained_models import Checkpoint, open_checkpoints
 from layermem_bench.tasks.registry import all_tasks
@@ -25,14 +24,13 @@ from layermem_bench.tasks.registry import all_tasks
 Group = Callable[[Mapping[str, tuple[Run, RunFolder]]], dict[str, tuple[str, ...]]]
 """Returns the models of each arm, by seed, given each model's run."""
 Measure = Callable[[Sequence[Checkpoint], Sequence[str], EvalOptions, Tell], Part]
-_LOSSES, _GRAMMAR, _PROBLEMS, _BENCHMARKS = "losses", "grammar", "problems", "benchmarks"
-# In the order of the result: what --tasks names, and what measures it.
-_KINDS: Mapping[str, Measure] = {
-    _LOSSES: measure_losses,
-    _GRAMMAR: measure_grammar,
-    _PROBLEMS: measure_problems,
-    _BENCHMARKS: measure_benchmarks,
-}
+# In the order of the result.
+_KINDS: tuple[Measure, ...] = (
+    measure_losses,
+    measure_grammar,
+    measure_problems,
+    measure_benchmarks,
+)
 
 
 def evaluate_checkpoints(
@@ -51,8 +49,6 @@ def evaluate_checkpoints(
     """
     by_kind = _tasks_by_kind(checkpoints, options)
     opened = open_checkpoints(checkpoints, one_vocabulary=False)
-    if _LOSSES in by_kind:
-        options = settle_windows(opened, options)
     runs = {e.name: (e.run, e.folder) for e in opened if e.run is not None and e.folder is not None}
     result = EvalResult(
         command=command,
@@ -62,26 +58,27 @@ def evaluate_checkpoints(
         arms=group(runs) if len(runs) == len(opened) else {},
     )
     out.mkdir(parents=True, exist_ok=True)
-    for kind, names in by_kind.items():
-        part = _KINDS[kind](opened, names, options, tell)
+    for measure, names in by_kind.items():
+        part = measure(opened, names, options, tell)
         result = replace(result, parts=(*result.parts, part))
         # Each time, so that one that fails takes no other with it.
         write_atomically(out / "eval.json", to_json(result))
     return result
 
 
-def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[str, list[str]]:
+def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[Measure, list[str]]:
     """Return the tasks of each kind that has some."""
     if not checkpoints or not options.tasks:
         raise ValueError(
             "name checkpoints and tasks: layermem eval CHECKPOINT ... --tasks ppl=FILE blimp=DIR "
             "arithmetic arc_easy"
         )
-    by_kind: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    by_kind: dict[Measure, list[str]] = {measure: [] for measure in _KINDS}
+    prefixes = {"ppl": measure_losses, "blimp": measure_grammar}
     for task in options.tasks:
         prefix, _, place = task.partition("=")
-        own = _PROBLEMS if task in all_tasks() else _BENCHMARKS
-        by_kind[{"ppl": _LOSSES, "blimp": _GRAMMAR}.get(prefix, own)].append(place or task)
+        own = measure_problems if task in all_tasks() else measure_benchmarks
+        by_kind[prefixes.get(prefix, own)].append(place or task)
     # Unknown names are refused before anything is measured.
-    find_tasks(by_kind[_BENCHMARKS])
-    return {kind: names for kind, names in by_kind.items() if names}
+    find_tasks(by_kind[measure_benchmarks])
+    return {measure: names for measure, names in by_kind.items() if names}

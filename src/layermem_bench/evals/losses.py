@@ -7,13 +7,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from layermem_bench.analysis.ablation import weight_groups, without
+from layermem_bench.analysis.routing import weight_groups, without
+from layermem_bench.config.run import Data
 from layermem_bench.evals.perplexity import Perplexity, choose_windows, perplexity
-from layermem_bench.evals.result import Difference, EvalOptions, Part, Row, Score, Table
-from layermem_bench.evals.scoring import Tell, adjust, tokens_of
+from layermem_bench.evals.result import (
+    Difference,
+    EvalOptions,
+    Part,
+    Row,
+    Score,
+    Table,
+    Tell,
+    adjust,
+)
 from layermem_bench.run.trained_models import Checkpoint, load_model
 from layermem_bench.statistics import p_value, ratio_interval
-from layermem_bench.text.document_hashes import hash_text
+from layermem_bench.text.blocks import hash_text
 from layermem_bench.text.sources import open_source
 
 LOSS = "loss"
@@ -23,15 +32,12 @@ _TABLES = {
     LOSS: Table(
         better="lower",
         is_share=False,
-        across="tokens before the predicted one, at least",
         caption="Loss per token compares models of one tokenizer; bits per byte, any. The rows by "
         "the number of tokens before the predicted one in its window are nats per token; late ones "
-        "are of long documents alone. Differences: 95% intervals by the jackknife over documents, "
-        "the same for both, and not over seeds of training; p-values of the same, adjusted by "
-        "Holm's method for the models of a row.",
-    ),
-    "perplexity": Table(
-        better="lower", is_share=False, caption="Exponential of the loss per token."
+        "are of long documents alone. Perplexity is the exponential of nats per token. "
+        "Differences: 95% intervals by the jackknife over documents, the same for both, and not "
+        "over seeds of training; p-values of the same, adjusted by Holm's method for the models of "
+        "a row.",
     ),
     _ABLATED: Table(
         better="lower",
@@ -43,22 +49,14 @@ _TABLES = {
 }
 
 
-def settle_windows(checkpoints: Sequence[Checkpoint], options: EvalOptions) -> EvalOptions:
-    """Return the options with context and stride, which are the same for all checkpoints."""
-    blocks = [each.text.block_size for each in checkpoints if each.text]
-    context, stride = choose_windows(
-        [each.load_config() for each in checkpoints],
-        options.context,
-        options.stride,
-        min(blocks, default=None),
-    )
-    return replace(options, context=context, stride=stride)
-
-
 def measure_losses(
     opened: Sequence[Checkpoint], texts: Sequence[str], options: EvalOptions, tell: Tell
 ) -> Part:
-    """Measure losses, by options that ``settle_windows`` returned."""
+    """Measure losses in windows that are the same for all checkpoints."""
+    blocks = min((each.text.block_size for each in opened if each.text), default=None)
+    configs = [each.load_config() for each in opened]
+    context, stride = choose_windows(configs, options.context, options.stride, blocks)
+    options = replace(options, context=context, stride=stride)
     measured = {each.name: _losses_of(each, texts, options, tell) for each in opened}
     wholes = {name: losses[""] for name, losses in measured.items()}
     documents = len(next(iter(wholes.values())).nats)
@@ -66,11 +64,11 @@ def measure_losses(
     return Part(
         title="Loss on documents",
         how=f"{documents:,} different documents of {', '.join(texts)}, each by itself, in windows "
-        f"of {options.context} tokens that are {options.stride} apart; each token is predicted "
-        "once. Before a document stands the token that stands there in training (of runs on text "
-        "from new weights the end token, else BOS, or EOS without BOS); where there is none, its "
-        "first token is not predicted. Bits per byte of a tokenizer with unknown tokens are of "
-        "less than the text.",
+        f"of {context} tokens that are {stride} apart; each token is predicted once. Before a "
+        "document stands the token that stands there in training (of runs on text from new "
+        "weights the end token, else BOS, or EOS without BOS); where there is none, its first "
+        "token is not predicted. Bits per byte of a tokenizer with unknown tokens are of less than "
+        "the text.",
         tables={row.table: _TABLES[row.table] for row in rows},
         rows=rows,
     )
@@ -91,7 +89,7 @@ def _losses_of(
             stride=options.stride,
             batch_size=options.batch_size,
             predecessor=checkpoint.predecessor,
-            progress=tokens_of(tell, what),
+            progress=lambda tokens: tell(f"{what}: {tokens:,} tokens", None, None),
         )
 
     losses = {"": read(checkpoint.name)}
@@ -102,8 +100,7 @@ def _losses_of(
 
 
 def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
-    """Yield the documents that are not empty, as training reads them: long ones in parts; of each
-    text as many as the limit says. Copies would count as further documents, and are left out."""
+    """Yield different documents as training reads them, of each text as many as the limit says."""
     seen: set[int] = set()
 
     def distinct(documents: Iterable[str]) -> Iterator[str]:
@@ -114,7 +111,7 @@ def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]
                 yield document
 
     for text in texts:
-        source = open_source(text, text_field=options.field, streaming=True)
+        source = open_source(text, Data(text_field=options.field, streaming=True))
         yield from itertools.islice(distinct(source), options.limit)
 
 
@@ -146,9 +143,9 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
         of_span = {n: m.positions[at, to] for n, m in models.items() if (at, to) in m.positions}
         scores = {n: Score(value=loss, count=tokens) for n, (tokens, loss) in of_span.items()}
         span = f"{at}" if at == to else f"{at} to {to}"
-        yield row(table=LOSS, name=f"after {span} token{'s' * (to > 1)}", scores=scores, at=at)
+        yield row(table=LOSS, name=f"after {span} token{'s' * (to > 1)}", scores=scores)
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
-    yield row(table="perplexity", name="perplexity", scores=values)
+    yield row(table=LOSS, name="perplexity", scores=values, is_comparable=False)
 
 
 def _ablated(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[Row]:

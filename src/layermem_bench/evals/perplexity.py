@@ -7,8 +7,8 @@
 Each token is predicted once, documents apart from each other, and from the second window on each
 has at least C - S + 1 tokens before it. A document's first token is predicted from the token that
 stood before documents in training; its end is not predicted.
-Windows are padded on the right, where a causal model sees nothing of it. Documents are tokenized
-one at a time, a long one in parts, so memory does not grow with the text.
+Windows are padded on the right. Documents are tokenized one at a time, a long one in parts, so
+memory does not grow with the text.
 
 Letters: B windows of a batch, T tokens, V vocabulary.
 """
@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from layermem_bench.evals.scoring import in_eval_mode
 from layermem_bench.text.sources import cut_document
 from layermem_bench.text.tokenizers import Ids, batch_encoder
 
@@ -36,8 +35,6 @@ Losses = np.ndarray[Any, Any]
 # Logits of a batch: 128 MB in float32.
 _LOGITS = 2**25
 _MAX_ROWS = 64
-# Tokens whose logits are in float32 at once.
-_TOKENS_AT_ONCE = 512
 # Batches that are sorted by length together, so that little is padded.
 _BATCHES_SORTED = 8
 
@@ -67,7 +64,7 @@ class Perplexity:
         """Tokens that stand for text which the tokenizer has no tokens for."""
         self.digest = hashlib.sha256()
         """Of all ids: two models' tokens are the same where it is."""
-        self._context = context
+        self.context = context
         # Nats and tokens; bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
         self._bins = np.zeros((2, context.bit_length()))
         self._bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
@@ -102,7 +99,7 @@ class Perplexity:
         """From and to how many tokens before the predicted one in its window: the number of such
         tokens, and their nats per token. Spans without any are left out."""
         return {
-            (2**i, min(2 ** (i + 1) - 1, self._context)): (int(tokens), float(nats / tokens))
+            (2**i, min(2 ** (i + 1) - 1, self.context)): (int(tokens), float(nats / tokens))
             for i, (nats, tokens) in enumerate(self._bins.T)
             if tokens
         }
@@ -140,13 +137,14 @@ def perplexity(
     if isinstance(texts, str):
         raise TypeError("texts must be several documents, got one string; pass [text]")
     context, stride = choose_windows([model.config], context, stride)
-    read = Perplexity(context)
-    windows = _windows(read, tokenizer, texts, context, stride, predecessor)
-    done = 0
-    for window, losses in batched_losses(model, windows, batch_size):
+    read, done, was_training = Perplexity(context), 0, model.training
+    windows = _windows(read, tokenizer, texts, stride, predecessor)
+    model.eval()
+    for window, losses in _batched_losses(model, windows, batch_size):
         read.add(window, losses)
         done += window.scored
         progress(done)
+    model.train(was_training)
     if not done:
         raise ValueError(f"there is no token to predict in {len(read.nats)} documents")
     # Of a document without a token to predict, no byte is predicted either.
@@ -185,20 +183,14 @@ def first_context(tokenizer: Any, predecessor: Predecessor = "tokenizer") -> int
     return bos if bos is not None else eos
 
 
-def rows_at_once(model: Any, length: int, batch_size: int | None) -> int:
-    """Return how many windows of a length a batch has: as many as asked for, or as keep its logits
-    small."""
+def rows_at_once(model: Any, length: int, batch_size: int | None = None) -> int:
+    """Return how many sequences a batch has: as many as asked for, or as keep its logits small."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     return batch_size or max(1, min(_MAX_ROWS, _LOGITS // (length * vocabulary)))
 
 
 def _windows(
-    read: Perplexity,
-    tokenizer: Any,
-    texts: Iterable[str],
-    context: int,
-    stride: int,
-    predecessor: Predecessor,
+    read: Perplexity, tokenizer: Any, texts: Iterable[str], stride: int, predecessor: Predecessor
 ) -> Iterator[Window]:
     """Yield the windows of texts; begin each one's sums, and count bytes and unknown tokens."""
     encode, first = batch_encoder(tokenizer), first_context(tokenizer, predecessor)
@@ -218,7 +210,7 @@ def _windows(
     for document, text in enumerate(texts):
         for sums in (read.nats, read.counts, read.sizes):
             sums.append(0)
-        for ids, scored in cut_windows(parts_of(text), context, stride, predecessor=first):
+        for ids, scored in cut_windows(parts_of(text), read.context, stride, predecessor=first):
             yield Window(ids, scored, document)
 
 
@@ -239,52 +231,38 @@ def cut_windows(
         yield ids, len(ids) - known
 
 
-def batched_losses(
-    model: Any, windows: Iterable[Window], batch_size: int | None
+def _batched_losses(
+    model: Any, windows: Iterator[Window], batch_size: int | None
 ) -> Iterator[tuple[Window, Losses]]:
     """Yield each window, in some order, with the losses [scored] (nats) of its last tokens.
 
     Windows are read as they are needed; those of about one length share a batch.
     """
-    windows = iter(windows)
-    with in_eval_mode(model):
-        while group := list(itertools.islice(windows, (batch_size or _MAX_ROWS) * _BATCHES_SORTED)):
-            group.sort(key=lambda window: len(window.ids))
-            while group:
-                rows = rows_at_once(model, len(group[-1].ids), batch_size)
-                group, batch = group[:-rows], group[-rows:]
-                yield from zip(batch, _losses(model, batch), strict=True)
+    while group := list(itertools.islice(windows, (batch_size or _MAX_ROWS) * _BATCHES_SORTED)):
+        group.sort(key=lambda window: len(window.ids))
+        while group:
+            rows = rows_at_once(model, len(group[-1].ids), batch_size)
+            group, batch = group[:-rows], group[-rows:]
+            yield from zip(batch, _losses(model, batch), strict=True)
 
 
-def pad_right(sequences: Iterable[Ids]) -> tuple[Tensor, Tensor]:
-    """Return ids and mask [B, T] of sequences in int64."""
-    rows = list(map(torch.from_numpy, sequences))
-    return pad_sequence(rows, True), pad_sequence(list(map(torch.ones_like, rows)), True)
+def pad_right(sequences: Iterable[Sequence[int] | Ids]) -> Tensor:
+    """Return the ids [B, T] of sequences: a causal model needs no mask of what follows them."""
+    return pad_sequence([torch.as_tensor(ids, dtype=torch.long) for ids in sequences], True)
 
 
 @torch.inference_mode()
-def _losses(model: Any, batch: Sequence[Window]) -> list[Losses]:
-    ids, mask = pad_right(window.ids[:-1] for window in batch)
-    output = model(
-        input_ids=ids.to(model.device),
-        attention_mask=None if bool(mask.all()) else mask.to(model.device),
-        use_cache=False,
-    )
-    losses = []
-    for window, logits in zip(batch, output.logits, strict=True):
+def _losses(model: Any, batch: Sequence[Window]) -> Iterator[Losses]:
+    ids = pad_right(window.ids[:-1] for window in batch).to(model.device)
+    for window, logits in zip(batch, model(input_ids=ids, use_cache=False).logits, strict=True):
         end = len(window.ids) - 1
-        scored = logits[end - window.scored : end].split(_TOKENS_AT_ONCE)
-        targets = torch.from_numpy(window.ids[-window.scored :]).to(logits.device)
+        targets = torch.from_numpy(window.ids[-window.scored :]).to(model.device)
         # In float32, whatever the model computes in: a softmax over V needs it.
-        parts = [
-            functional.cross_entropy(some.float(), ids, reduction="none").cpu()
-            for some, ids in zip(scored, targets.split(_TOKENS_AT_ONCE), strict=True)
-        ]
-        of_window = torch.cat(parts).numpy().astype(np.float64)
-        if not np.isfinite(of_window).all():
+        scored = logits[end - window.scored : end].float()
+        losses = functional.cross_entropy(scored, targets, reduction="none").double().cpu().numpy()
+        if not np.isfinite(losses).all():
             raise ValueError(
                 f"a loss of text {window.document} is not finite: the model's weights are not, or "
                 "its precision is too low; try float32"
             )
-        losses.append(of_window)
-    return losses
+        yield losses

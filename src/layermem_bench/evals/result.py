@@ -1,13 +1,21 @@
 """What evaluations of checkpoints came to, in one form for all of them: eval.json.
 
 A part (losses, grammar, tasks) has tables, whose rows ("arc_easy") have a score for each model.
+Shares have two intervals, since there are two questions: what other items would show (Wilson,
+jackknife, McNemar), and what other few-shot examples would (Student's t, of a score's repeats).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeVar
 
 from layermem_base.number_ranges import at_least, number
+from layermem_bench.statistics import holm, mcnemar, paired, proportion, ratio_interval
+
+Key = TypeVar("Key")
+Tell = Callable[[str, int | None, int | None], None]
+"""Called with what is being done, how much is done, and of how much, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +28,10 @@ class EvalOptions:
     "paper" (all of the paper's), as `layermem list evals` shows them."""
     limit: int | None = number(None, at_least(1))
     """The first documents of each text, pairs of each paradigm, problems or items of each task;
-    None: all, of tasks that runs were trained on 10,000, or those of the training set."""
+    None: all, of tasks that runs were trained on 10,000."""
     batch_size: int | None = number(None, at_least(1))
-    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (problems: 256)."""
+    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (generated
+    solutions: 256)."""
     field: str = "text"
     """Of ppl: field of the text, in JSON lines and Parquet."""
     context: int | None = number(None, at_least(1))
@@ -33,15 +42,9 @@ class EvalOptions:
     ablate: bool = False
     """Of ppl: also measure the loss without what routers read from the first layer, and from other
     earlier layers; every group of weights takes as long as the whole model."""
-    probe: int | None = number(None, at_least(1))
-    """Of blimp: pairs of each paradigm by which linear probes are fitted to every layer; None: no
-    probe."""
-    split: Literal["train", "validation", "test"] = "test"
-    """Of a run's task: split of the problems; "train": what was trained on."""
-    seed: int | None = number(None, at_least(0))
-    """Of a run's task: seed of the problems; None: the run's."""
     task_options: tuple[str, ...] = ()
-    """Of a run's task: options of the task, each NAME=VALUE, added to the run's."""
+    """Of a run's task: options of the task, each NAME=VALUE, added to the run's. Asked are problems
+    of its test split."""
     shots: int = number(3, at_least(0))
     """Of evaluation tasks: few-shot examples before each item."""
     seeds: int = number(5, at_least(1))
@@ -65,8 +68,8 @@ class Score:
     count: int | None = None
     """How many of the row's ``unit`` it is of; None: it is a mean of other rows."""
     repeats: tuple[float, ...] = ()
-    """The value of each repeat (seed of few-shot examples, fold of a probe) that it is the mean of;
-    empty: it was measured once."""
+    """The value of each seed of few-shot examples, that it is the mean of; empty: there are no
+    examples."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What tempers it: ties, unknown tokens, cut prompts; or the first faults of wrong solutions.
     Only what there is."""
@@ -96,15 +99,12 @@ class Row:
     unit: str = ""
     is_comparable: bool = True
     """Whether models may be compared by it; a loss per token says nothing of other tokens."""
-    at: float | None = None
-    """Its place on an axis, such as the number of tokens before the predicted one."""
     chance: float | None = None
     """What a guess has right; None: there are no guesses, or models have different problems."""
     most_frequent: float | None = None
     """What always giving the most frequent right answer has right; None: not counted."""
-    paper: Mapping[str, float] = field(default_factory=dict)
-    """The paper's shares by its models: "LLaMA", "HC", "LIMe"."""
     about: Mapping[str, str] = field(default_factory=dict)
+    """Where its items and examples are from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +114,6 @@ class Table:
     better: Literal["lower", "higher"]
     is_share: bool = True
     caption: str = ""
-    repeats: Literal["seeds", "folds"] = "seeds"
-    """What repeats of its scores are."""
-    across: str = ""
-    """What ``Row.at`` is; empty: rows have no place."""
-    is_long: bool = False
-    """Whether a page alone has room for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +131,11 @@ class EvalResult:
     """Models side by side."""
 
     KIND: ClassVar[str] = "eval"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     COMMAND: ClassVar[str] = "layermem eval"
 
     command: str
     options: EvalOptions
-    """What was measured: of losses, with the context and the stride that were used."""
     models: tuple[str, ...]
     """Names of the models; the others are compared with the first."""
     parts: tuple[Part, ...]
@@ -158,3 +151,43 @@ class EvalResult:
     def of(self, table: str) -> dict[str, Row]:
         """Return the rows of a table by name."""
         return {row.name: row for part in self.parts for row in part.rows if row.table == table}
+
+
+def share_right(repeats: Sequence[Sequence[int]]) -> Score:
+    """Return the share of right answers, given 1 or 0 for each item, repeat by repeat."""
+    items = len(repeats[0])
+    by_repeat = tuple(sum(right) / items for right in repeats)
+    return Score(
+        value=statistics.fmean(by_repeat),
+        # An item counts with the share of repeats that it is right with.
+        interval=proportion(sum(map(sum, repeats)) / len(repeats), items),
+        count=items,
+        repeats=by_repeat,
+    )
+
+
+def compare_right(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference:
+    """Return the difference of two models, given 1 or 0 for each item, repeat by repeat.
+
+    The p-value is McNemar's, by the first repeat.
+    """
+    items = len(ours[0])
+    sides = (ours, theirs)
+    means = [[sum(item) / len(side) for item in zip(*side, strict=True)] for side in sides]
+    interval = ratio_interval([(mean, [1.0] * items) for mean in means])
+    pairs = list(zip(ours[0], theirs[0], strict=True))
+    return Difference(
+        value=paired(*([sum(right) / items for right in side] for side in sides)).mean,
+        # No difference of shares is larger than 1.
+        interval=tuple(max(-1.0, min(1.0, end)) for end in interval.ends) if interval else (),
+        p=mcnemar(pairs.count((1, 0)), pairs.count((0, 1))),
+    )
+
+
+def adjust(differences: Mapping[Key, Difference]) -> dict[Key, Difference]:
+    """Return differences with p-values, where they have one, adjusted by Holm's method."""
+    adjusted = iter(holm([each.p for each in differences.values() if each.p is not None]))
+    return {
+        key: each if each.p is None else replace(each, p=next(adjusted))
+        for key, each in differences.items()
+    }

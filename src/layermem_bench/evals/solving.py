@@ -1,28 +1,43 @@
-"""How many problems of a task models solve, and which faults their other attempts have."""
+"""How many problems of a task models solve, and which faults their other attempts have.
+
+Solutions are generated greedily. Prompts are sorted by length and padded on the left, so that the
+prompts of a batch end at about the same time and little is padded; the cache is transformers'.
+Answers to queries inside a sequence are read in one forward.
+"""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, PreTrainedModel
 
 from layermem_bench.config import run as config
-from layermem_bench.evals.generation import greedy, read_answers
-from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table
-from layermem_bench.evals.scoring import Tell
-from layermem_bench.run.solved import Shares, Solved
+from layermem_bench.config.named import merged
+from layermem_bench.evals.perplexity import pad_right, rows_at_once
+from layermem_bench.evals.result import EvalOptions, Part, Row, Score, Table, Tell
+from layermem_bench.run.folder import Shares, Solved
 from layermem_bench.run.trained_models import Checkpoint, load_model
 from layermem_bench.statistics import proportion
 from layermem_bench.tasks.problems import Grade, Problem, Queried
-from layermem_bench.tasks.registry import TaskDefinition, encode, get_task, select_queried
+from layermem_bench.tasks.registry import (
+    TaskDefinition,
+    encode,
+    get_task,
+    problems_of,
+    select_queried,
+)
 
+Rows = Sequence[Sequence[int]]
 # Problems where no number is asked for.
 _COUNT = 10_000
+# Prompts of a batch.
+_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,30 +65,38 @@ class Attempt:
         return row
 
 
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    task: config.Task,
+    split: str = "validation",
+    batch_size: int = _BATCH,
+) -> tuple[Solved, list[Attempt]]:
+    """Let a model, in eval mode, solve a split of a run's task.
+
+    Each process of a run solves all problems: of a sharded model every forward needs all of them.
+    """
+    definition, problems = get_task(str(task.name)), problems_of(task, split)
+    attempts = attempt(model, tokenizer, definition, problems, batch_size)
+    return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
+
+
 def attempt(
     model: PreTrainedModel,
     tokenizer: Any,
     task: TaskDefinition,
     problems: Sequence[Problem],
-    *,
-    batch_size: int = 256,
-    progress: Callable[[int], None] = lambda done: None,
-    shared: bool = False,
+    batch_size: int = _BATCH,
 ) -> list[Attempt]:
-    """Let a model solve problems; a solution much longer than the longest right one is cut.
-
-    Answers to queries inside a sequence are read in one forward; each process reads all of them.
-    ``shared``: the processes of a run share the problems, and all must call this.
-    """
+    """Let a model solve problems; a solution much longer than the longest right one is cut."""
     if not problems:
         raise ValueError("there are no problems to solve")
     prompts, solutions = encode(tokenizer, problems)
-    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     if queried := select_queried(problems):
-        queries = [problem.queries for problem in queried]
-        answers = read_answers(model, prompts, queries, batch_size=batch_size, progress=progress)
+        answers = read_answers(model, prompts, [each.queries for each in queried])
         texts = _join_words(tokenizer, answers)
     else:
+        end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
         generated = greedy(
             model,
             prompts,
@@ -81,8 +104,6 @@ def attempt(
             padding=end if padding is None else padding,
             max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
             batch_size=batch_size,
-            shared=shared,
-            progress=progress,
         )
         # What is cut at the end token has no other special token in a right solution.
         texts = tokenizer.batch_decode(generated, skip_special_tokens=False)
@@ -90,6 +111,60 @@ def attempt(
         Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
         for p, text in zip(problems, texts, strict=True)
     ]
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel,
+    prompts: Rows,
+    *,
+    end: int,
+    padding: int,
+    max_new_tokens: int,
+    batch_size: int = _BATCH,
+) -> list[list[int]]:
+    """Return the tokens generated after each prompt, without the end token, in the given order."""
+    generation = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        use_cache=model.generation_config.use_cache,
+        eos_token_id=end,
+        pad_token_id=padding,
+        bos_token_id=None,
+    )
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    generated: list[list[int]] = [[] for _ in prompts]
+    # transformers fills fields that are None from the model's own config, which may have others of
+    # a pretrained model: penalties, suppressed tokens.
+    own, model.generation_config = model.generation_config, generation
+    try:
+        for start in range(0, len(order), batch_size):
+            places = order[start : start + batch_size]
+            rows = [torch.tensor([*prompts[i]]) for i in places]
+            ids = pad_sequence(rows, True, padding, "left").to(model.device)
+            mask = pad_sequence(list(map(torch.ones_like, rows)), True, 0, "left").to(model.device)
+            out = model.generate(ids, attention_mask=mask, generation_config=generation)
+            for i, row in zip(places, out[:, ids.shape[1] :].tolist(), strict=True):
+                generated[i] = row[: row.index(end)] if end in row else row
+    finally:
+        model.generation_config = own
+    return generated
+
+
+@torch.inference_mode()
+def read_answers(model: PreTrainedModel, sequences: Rows, queries: Rows) -> list[list[int]]:
+    """Return the likeliest token after each query, sequence by sequence.
+
+    ``queries``: indices of tokens of each sequence.
+    """
+    answers: list[list[int]] = []
+    size = rows_at_once(model, max(map(len, sequences)))
+    for start in range(0, len(sequences), size):
+        ids = pad_right(sequences[start : start + size]).to(model.device)
+        likeliest = model(input_ids=ids, use_cache=False).logits.argmax(-1).tolist()
+        asked = queries[start : start + size]
+        answers += [[row[q] for q in of] for row, of in zip(likeliest, asked, strict=True)]
+    return answers
 
 
 def _join_words(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
@@ -121,43 +196,6 @@ def score_attempts(
         by={task.level_name: by_level},
         faults=dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
     )
-
-
-def evaluate(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    task: config.Task,
-    split: str = "validation",
-    *,
-    batch_size: int = 256,
-    progress: Callable[[int], None] = lambda done: None,
-) -> tuple[Solved, list[Attempt]]:
-    """Let a model solve a split of a run's task.
-
-    The processes of a run share the validation problems. Each solves all of the test problems,
-    since a run may be stopped there, and then no process may wait for the share of another.
-    """
-    definition, problems = get_task(str(task.name)), _problems(task, split)
-    attempts = attempt(
-        model,
-        tokenizer,
-        definition,
-        problems,
-        batch_size=batch_size,
-        progress=progress,
-        shared=split == "validation",
-    )
-    return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
-
-
-@lru_cache(maxsize=4)
-def _problems(task: config.Task, split: str) -> Sequence[Problem]:
-    count = {"train": task.examples, "validation": task.validation, "test": task.test}[split]
-    return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
-
-
-def _prompts(task: config.Task, split: str) -> list[str]:
-    return [problem.prompt for problem in _problems(task, split)]
 
 
 def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
@@ -194,46 +232,35 @@ def measure_problems(
     for name in names:
         tasks = {each.name: _task_of(each, name, options) for each in opened}
         solved = {each.name: solve(each, tasks[each.name], options, tell) for each in opened}
-        first, *others = (_prompts(task, options.split) for task in tasks.values())
+        first, *others = map(_prompts, tasks.values())
         is_same = all(other == first for other in others)
         rows += [replace(row, is_comparable=is_same) for row in _rows(name, solved)]
     return Part(
         title="Problems of their tasks",
-        how=f"Problems of the split {options.split}, of each run its own: with other seeds or "
-        "options of the task they differ, unless --seed and --task-options are given. 95% "
-        "intervals by Wilson's method, over problems and not over seeds of training. Noted: the "
-        "first faults of wrong solutions.",
+        how="Problems of the test split, of each run its own: with another seed or other options "
+        "of the task they differ. 95% intervals by Wilson's method, over problems and not over "
+        "seeds of training. Noted: the first faults of wrong solutions.",
         tables={row.table: Table(better="higher") for row in rows},
         rows=tuple(rows),
     )
 
 
 def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:
-    """Return the task of which a run's model solves problems, with as many in the split as are
-    asked for; refuse another task than it was trained on, and problems that it was trained on."""
+    """Return the task of which a run's model solves problems, as many as are asked for; refuse
+    another task than it was trained on, and problems that it was trained on."""
     trained_on = checkpoint.run.task if checkpoint.run is not None else config.Task()
     if trained_on.name != name:
         raise ValueError(
             f"{checkpoint.name} was trained by no run on {name}: a model solves problems of the "
             "task that its run trained it on"
         )
-    count = options.limit or _COUNT
-    if options.split == "train":
-        if options.task_options or options.seed is not None:
-            raise ValueError(
-                "--split train asks for the problems that the model was trained on, which --seed "
-                "and --task-options would draw anew: leave them out, or take another split"
-            )
-        return replace(trained_on, examples=min(count, trained_on.examples), repeated=0, repeats=1)
     task = replace(
         trained_on,
-        seed=trained_on.seed if options.seed is None else options.seed,
-        options=config.merged(trained_on.options, options.task_options),
-        validation=count,
-        test=count,
+        options=merged(trained_on.options, options.task_options),
+        test=options.limit or _COUNT,
     )
     if options.task_options:
-        learnt, asked = {*_prompts(trained_on, "train")}, _prompts(task, options.split)
+        learnt, asked = {*_prompts(trained_on, "train")}, _prompts(task)
         if shared := sum(prompt in learnt for prompt in asked):
             raise ValueError(
                 f"the model was trained on {shared:,} of the {len(asked):,} problems that "
@@ -242,47 +269,38 @@ def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.
     return task
 
 
+def _prompts(task: config.Task, split: str = "test") -> list[str]:
+    return [problem.prompt for problem in problems_of(task, split)]
+
+
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
-    """Let the final model of a run solve the problems of a split."""
-    what, total = f"{checkpoint.name}: {task.name}", len(_problems(task, options.split))
-    solved, _ = evaluate(
-        load_model(checkpoint, with_head=True, dtype="auto"),
-        checkpoint.tokenizer,
-        task,
-        options.split,
-        batch_size=options.batch_size or 256,
-        progress=lambda done: tell(what, done, total),
-    )
+    """Let the final model of a run solve the test problems of a task."""
+    model = load_model(checkpoint, with_head=True, dtype="auto")
+    tell(f"{checkpoint.name}: {len(problems_of(task, 'test')):,} problems", None, None)
+    solved, _ = evaluate(model, checkpoint.tokenizer, task, "test", options.batch_size or _BATCH)
     return solved
 
 
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     """Yield right answers, then every step right: of all problems, and by level."""
-    by_level = dict[str, dict[str, Shares]]()
+    groups: dict[str, dict[str, Shares]] = {"all": {**solved}}
     for model, of_model in solved.items():
         for kind, by in of_model.by.items():
             for level, shares in by.items():
-                by_level.setdefault(f"{kind}: {level}", {})[model] = shares
+                groups.setdefault(f"{kind}: {level}", {})[model] = shares
+    # It differs between models of different problems.
     chances = {of_model.chance for of_model in solved.values()}
-    right, steps = f"{task}, right answers", f"{task}, every step right"
-    yield Row(
-        table=right,
-        name="all",
-        unit="problems",
-        scores={m: replace(_right(each), counts=each.faults) for m, each in solved.items()},
-        # It differs between models of different problems.
-        chance=chances.pop() if len(chances) == 1 else None,
-    )
-    row = partial(Row, unit="problems")
-    for name, of_models in by_level.items():
-        yield row(table=right, name=name, scores={m: _right(s) for m, s in of_models.items()})
-    yield row(table=steps, name="all", scores={m: _steps(s) for m, s in solved.items()})
-    for name, of_models in by_level.items():
-        yield row(table=steps, name=name, scores={m: _steps(s) for m, s in of_models.items()})
+    chance = chances.pop() if len(chances) == 1 else None
+    for table, score in ((f"{task}, right answers", _right), (f"{task}, every step right", _steps)):
+        for name, of_models in groups.items():
+            scores = {model: score(shares) for model, shares in of_models.items()}
+            row = Row(table=table, name=name, unit="problems", scores=scores)
+            yield replace(row, chance=chance) if score is _right and name == "all" else row
 
 
 def _right(shares: Shares) -> Score:
-    return Score(value=shares.accuracy, interval=shares.interval, count=shares.count)
+    faults = shares.faults if isinstance(shares, Solved) else {}
+    return Score(value=shares.accuracy, interval=shares.interval, count=shares.count, counts=faults)
 
 
 def _steps(shares: Shares) -> Score:

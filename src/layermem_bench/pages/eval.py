@@ -1,21 +1,19 @@
 """The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``."""
 
-import statistics
 from collections.abc import Sequence
-from functools import partial
 
 from layermem_bench.evals import result as results
+from layermem_bench.evals.benchmark_records import TASKS
 from layermem_bench.evals.result import EvalResult, Row, Score
-from layermem_bench.evals.task_catalog import PAPER, TASKS, short_name
 from layermem_bench.pages import figures
 from layermem_bench.pages.numbers import (
     format_ends,
     format_interval,
     format_number,
     format_p,
-    format_spread,
+    with_p,
 )
-from layermem_bench.pages.page import Columns, Figure, Page, Section, Table
+from layermem_bench.pages.page import Figure, Page, Section, Table
 from layermem_bench.statistics import NOISE, Interval, adjusted_p_values, interval, paired
 
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
@@ -25,49 +23,43 @@ def build(result: EvalResult) -> Page:
     """Return the page."""
     sections = [
         Section(
-            title=part.title,
-            paragraphs=[part.how],
+            part.title,
+            [part.how],
             tables=[table for name in part.tables for table in _tables(result, name)],
             figures=[drawn for name in part.tables for drawn in _figures(result, name)],
         )
         for part in result.parts
     ]
-    return Page(
-        title=f"Evaluation of {' and '.join(result.models)}",
-        lead=_OVER_ITEMS,
-        sections=[*sections, Section(title="Again", commands=[result.command])],
-    )
+    again = Section("Again", commands=[result.command])
+    title = f"Evaluation of {' and '.join(result.models)}"
+    return Page(title=title, lead=_OVER_ITEMS, sections=[*sections, again])
 
 
 def tables(result: EvalResult) -> list[Table]:
     """Return the tables for a screen."""
-    shown = [name for name, kind in result.tables.items() if not kind.is_long]
-    return [table for name in shown for table in _tables(result, name)]
+    return [table for name in result.tables for table in _tables(result, name)]
 
 
 def _tables(result: EvalResult, name: str) -> list[Table]:
     """Return one table with those that go with it."""
-    makers = (_scores, _differences, over_seeds)
-    return [table for make in makers if (table := make(result, name)) is not None]
+    made = [make(result, name) for make in (_scores, _differences, over_seeds)]
+    return [table for table in made if table.rows]
 
 
 def _scores(result: EvalResult, name: str) -> Table:
     kind, rows = result.tables[name], result.of(name).values()
-    papers = dict.fromkeys(model for row in rows for model in row.paper)
-
-    def score(model: str, row: Row) -> str:
-        return _score(row.scores[model], kind) if model in row.scores else ""
-
-    columns: Columns[Row] = {
-        name: lambda row: row.name,
-        "count": _size,
-        **{model: partial(score, model) for model in result.models},
-        "chance": lambda row: _share(row.chance),
-        "most frequent": lambda row: _share(row.most_frequent),
-        f"paper: {' / '.join(papers)}": lambda row: " / ".join(map(_share, row.paper.values())),
-        "noted": _noted,
-    }
-    return Table.over(rows, columns, kind.caption)
+    shown = [
+        {
+            name: row.name,
+            "count": _size(row),
+            **{m: _score(row.scores[m], kind) if m in row.scores else "" for m in result.models},
+            "chance": _share(row.chance),
+            "most frequent": _share(row.most_frequent),
+            "noted": _noted(row),
+        }
+        for row in rows
+    ]
+    return Table.of(shown, kind.caption)
 
 
 def _size(row: Row) -> str:
@@ -81,8 +73,6 @@ def _share(share: float | None) -> str:
 
 
 def _score(score: Score, kind: results.Table) -> str:
-    if kind.repeats == "folds" and score.repeats:
-        return format_spread(score.value, statistics.pstdev(score.repeats), kind.is_share)
     over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
     return format_ends(score.value, score.interval, kind.is_share) + over
 
@@ -102,74 +92,62 @@ def _noted(row: Row) -> str:
     return "; ".join([*(f"{what} {where}" for what, where in row.about.items()), *counts])
 
 
-def _differences(result: EvalResult, name: str) -> Table | None:
-    """Return the table of differences from the first model; None: there are none."""
+def _differences(result: EvalResult, name: str) -> Table:
+    """Return the table of differences from the first model; no rows: there are none."""
     first, *others = result.models
-    is_share = result.tables[name].is_share
-
-    def cell(model: str, row: Row) -> str:
-        difference = row.differences.get(model)
-        if difference is None:
-            return f"other {row.unit}"
-        text = format_ends(difference.value, difference.interval, is_share, "+")
-        ours, theirs = row.scores[model].repeats, row.scores[first].repeats
-        text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
-        p = difference.p
-        return f"{text} (one item)" if p is None else f"{text}, p {format_p(p).split(',')[0]}"
-
-    columns: Columns[Row] = {
-        f"{name}, against {first}": lambda row: row.name,
-        **{model: partial(cell, model) for model in others},
-    }
-    rows = [row for row in result.of(name).values() if row.differences]
+    is_share, rows = result.tables[name].is_share, []
+    for row in result.of(name).values():
+        cells = {f"{name}, against {first}": row.name}
+        for model in others if row.differences else ():
+            cells[model] = f"other {row.unit}"
+            if (each := row.differences.get(model)) is not None:
+                text = format_ends(each.value, each.interval, is_share, "+")
+                ours, theirs = row.scores[model].repeats, row.scores[first].repeats
+                text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
+                one = each.p is None
+                cells[model] = f"{text} (one item)" if one else with_p(text, format_p(each.p))
+        rows += [cells] if row.differences else []
     noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
-    return Table.over(rows, columns, f"{noise} {_OVER_ITEMS}") if rows else None
+    return Table.of(rows, f"{noise} {_OVER_ITEMS}")
 
 
-def over_seeds(result: EvalResult, name: str) -> Table | None:
-    """Return the table of means over seeds of a table; None: there are no several seeds."""
-    compared, differences = _over_seeds(result, name)
-    if not compared:
-        return None
+def over_seeds(result: EvalResult, name: str) -> Table:
+    """Return the table of means over seeds of a table; no rows: there are no several seeds."""
+    values, differences = _over_seeds(result, name)
     is_share, adjusted = result.tables[name].is_share, adjusted_p_values(differences)
-    columns = {name: [row.name for row in compared]}
-    for arm, models in result.arms.items():
-        means = [interval(_values(row, models)) for row in compared]
-        columns[arm] = [format_interval(mean, is_share) for mean in means]
+    rows = {}
+    for row, by_arm in values.items():
+        means = {arm: format_interval(interval(of), is_share) for arm, of in by_arm.items()}
+        rows[row] = {name: row, **means}
     for (row, arm), difference in differences.items():
-        p = adjusted[row, arm]
-        shown = f"(p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
-        column = columns.setdefault(f"{arm} against {next(iter(result.arms))}", [])
-        column.append(f"{format_interval(difference, is_share, '+')} {shown}")
-    return Table.of_columns(
-        columns,
-        f"Means over {len(next(iter(result.arms.values())))} seeds of training with 95% intervals "
-        "by Student's t; differences are taken seed by seed, with p-values adjusted by Holm's "
-        "method for all of this table. They do not pay for earlier looks at fewer seeds.",
+        text, p = format_interval(difference, is_share, "+"), format_p(adjusted[row, arm])
+        rows[row][f"{arm} against {next(iter(result.arms))}"] = with_p(text, p)
+    return Table.of(
+        list(rows.values()),
+        "Means over seeds of training with 95% intervals by Student's t; differences are taken "
+        "seed by seed, with p-values adjusted by Holm's method for all of this table. They do not "
+        "pay for earlier looks at fewer seeds.",
     )
 
 
-def _over_seeds(result: EvalResult, name: str) -> tuple[list[Row], dict[tuple[str, str], Interval]]:
-    """Return the rows that have means over several seeds, and by row and arm the differences from
+def _over_seeds(
+    result: EvalResult, name: str
+) -> tuple[dict[str, dict[str, list[float]]], dict[tuple[str, str], Interval]]:
+    """Return the values of rows over several seeds by arm, and by row and arm the differences from
     the first arm."""
-    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
-        return [], {}
-    rows = [
-        row
+    if not any(len(models) > 1 for models in result.arms.values()):
+        return {}, {}
+    values = {
+        row.name: {arm: [row.scores[m].value for m in of] for arm, of in result.arms.items()}
         for row in result.of(name).values()
         if row.is_comparable and len(row.scores) == len(result.models)
-    ]
-    (_, first), *others = result.arms.items()
-    differences = {
-        (row.name, arm): paired(_values(row, models), _values(row, first))
-        for arm, models in others
-        for row in rows
     }
-    return rows, differences
-
-
-def _values(row: Row, models: Sequence[str]) -> list[float]:
-    return [row.scores[model].value for model in models]
+    first, *others = result.arms
+    return values, {
+        (row, arm): paired(by_arm[arm], by_arm[first])
+        for arm in others
+        for row, by_arm in values.items()
+    }
 
 
 def _figures(result: EvalResult, name: str) -> list[Figure]:
@@ -179,9 +157,9 @@ def _figures(result: EvalResult, name: str) -> list[Figure]:
         return []
     first = next(iter(result.arms))
     named = {f"{row}, {arm}": difference for (row, arm), difference in differences.items()}
-    svg = figures.forest(named, is_share=kind.is_share, across=f"against {first}")
     caption = f"{name}: differences from {first} over seeds with 95% intervals; {kind.better} is "
-    return [Figure(svg=svg, caption=f"{caption}better.")]
+    across = f"against {first}"
+    return [figures.forest(named, f"{caption}better.", is_share=kind.is_share, across=across)]
 
 
 def list_tasks(folders: Sequence[str]) -> Table:
@@ -190,12 +168,9 @@ def list_tasks(folders: Sequence[str]) -> Table:
     for task in TASKS.values():
         files = task.find_records(folders).values()
         names = ", ".join(path.name for of_split in files for path in of_split)
-        records = names or f"none; would be {task.expected_file}"
-        paper = (f"{percent:.2f}" for percent in task.paper)
-        rows.append([short_name(task.name), *paper, records, task.data_set or "not on the hub"])
-    return Table(
-        header=["task", *PAPER, "records", "data set of the hub"],
-        rows=rows,
-        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
-        "offline; one without is fetched from the hub.",
+        rows.append({"task": task.name, "records": names or f"none; would be {task.expected_file}"})
+    caption = (
+        "A task with records runs offline; one without is fetched from the hub, which does "
+        "not have the parts of logical deduction."
     )
+    return Table.of(rows, caption)

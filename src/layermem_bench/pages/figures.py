@@ -1,7 +1,7 @@
 """Figures as inline SVG, with text and lines in the colour of the page, light or dark.
 
-A ``Plot`` draws into axes: ``curves``, ``scatter`` and ``shares`` make some. ``drawing`` returns
-the svg element of one.
+A ``Plot`` draws into axes: ``curves``, ``intervals``, ``scatter`` and ``heatmap`` make some, of
+which ``drawing`` makes a figure of a page.
 """
 
 import hashlib
@@ -11,22 +11,26 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
+from layermem_bench.pages.page import Figure
 from layermem_bench.statistics import Interval
 
+Style = tuple[str, str, str]
+"""Colour, dashes, marker: lines differ without colour too, and are visible on light and on dark."""
 _COLOURS = (
     *("#7a5195", "#2f7fc4", "#d9622b", "#2a9d5c", "#9a5fd0", "#c2438d", "#7a8594", "#0f9aa7"),
     *("#a37f1c", "#5566cc", "#8fae1b", "#a0522d", "#d0475a", "#4fa3d9", "#6b8e6b", "#c98bd6"),
 )
-# (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
-STYLES = tuple(zip(_COLOURS, (":", "-", "--", "-.") * 4, "Pos^DvPX*<>phdH8", strict=True))
+_STYLES: Sequence[Style] = [
+    *zip(_COLOURS, (":", "-", "--", "-.") * 4, "Pos^DvPX*<>phdH8", strict=True)
+]
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
     "lime_half",
@@ -34,22 +38,15 @@ _VARIANTS = (
     *("attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention", "mhc"),
     "lime_hidden",
 )
-Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Name to the x and y values of its line, or to the lower and upper edge of its band."""
 Ends = tuple[float, float, float]
 """Lower end of an interval, middle, upper end."""
+Curves = Mapping[str, Sequence[tuple[float, Ends]]]
+"""Name to the points of its line: where each stands across, its value and the ends of its band."""
+Intervals = Mapping[str, Interval | Ends]
 Plot = Callable[[Axes], None]
 """Draws into the axes that it is given."""
-Scale = Literal["number", "share"]
-"""Labels of the y axis: plain numbers, or percent from 0% to 100%."""
-# Characters of a line of a label at the left.
-_LABEL = 34
-# What a legend within the axes has room for: names, and characters of the longest.
-_MOST_WITHIN, _LONGEST_WITHIN = 8, 60
-# Characters of a legend's line below the axes, alone and beside another.
-_LINE_BELOW, _HALF_LINE_BELOW = 96, 48
-# Layers that are named at a side of a map.
-_MOST_TICKS = 12
+SQUARE = (3.8, 3.5)
+"""Inches of a map and of points."""
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 INK = "#010203"
 RC = {
@@ -64,8 +61,8 @@ RC = {
 }
 
 
-def styles_of(names: Iterable[str]) -> dict[str, int]:
-    """Return the index of each name's style: a variant has one wherever it is drawn.
+def styles_of(names: Iterable[str]) -> dict[str, Style]:
+    """Return each name's style: a variant has one wherever it is drawn.
 
     It goes to the name that is the variant's own, else to the first that begins with it
     ("lime:router=last"). All other names share what is left, those of rare variants first.
@@ -76,27 +73,28 @@ def styles_of(names: Iterable[str]) -> dict[str, int]:
         variant = re.split(r"[^a-z_]", name.lower())[0]
         if variant in _VARIANTS and _VARIANTS.index(variant) not in taken.values():
             taken[name] = _VARIANTS.index(variant)
-    free = [i for i in reversed(range(len(STYLES))) if i not in taken.values()]
+    free = [i for i in reversed(range(len(_STYLES))) if i not in taken.values()] or [0]
     others = [name for name in names if name not in taken]
-    taken |= {name: (free or [0])[i % max(1, len(free))] for i, name in enumerate(others)}
-    return {name: taken[name] for name in names}
+    taken |= {name: free[i % len(free)] for i, name in enumerate(others)}
+    return {name: _STYLES[taken[name]] for name in names}
 
 
-def drawing(plot: Plot, size: tuple[float, float] = (6.0, 3.4), *, spines: bool = False) -> str:
-    """Return what is plotted as an svg element of ``size`` in inches."""
+def drawing(plot: Plot, caption: str = "", size: tuple[float, float] = (6.0, 3.4)) -> Figure:
+    """Return a figure of what is plotted, of ``size`` in inches."""
     with matplotlib.rc_context(RC):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
+        canvas = Canvas(figsize=size, layout="constrained")
+        axes = canvas.add_subplot()
         plot(axes)
-        if not spines:
+        # Maps, and points that have no places, stand in a frame.
+        if not axes.images and axes.get_xticks().size:
             axes.spines[["top", "right"]].set_visible(False)
-        return in_ink_of_the_page(figure)
+        return Figure(svg=in_ink_of_the_page(canvas), caption=caption)
 
 
-def in_ink_of_the_page(figure: Figure) -> str:
-    """Return a figure that was made with ``RC`` as an svg element in the colour of its page."""
+def in_ink_of_the_page(canvas: Canvas) -> str:
+    """Return what was drawn with ``RC`` as an svg element in the colour of its page."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -106,29 +104,23 @@ def in_ink_of_the_page(figure: Figure) -> str:
     return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
 
 
-def curves(
-    series: Series,
-    *,
-    across: str,
-    up: str,
-    scale: Scale = "number",
-    bands: Series | None = None,
-) -> Plot:
+def curves(series: Curves, *, across: str, up: str, is_share: bool = False) -> Plot:
     """Return a plot of one line for each name, in its band; ``across`` and ``up`` label the axes.
 
     Places across that double are drawn equally far apart.
     """
-    index = styles_of(series)
-    places = sorted({at for across, _ in series.values() for at in across if at > 0})
+    styles = styles_of(series)
+    places = sorted({at for points in series.values() for at, _ in points if at > 0})
     doubles = len(places) > 2 and all(b >= 2 * a for a, b in pairwise(places))
 
     def plot(axes: Axes) -> None:
-        for name, (x, y) in series.items():
-            colour, dashes, marker = STYLES[index[name]]
-            axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
-            axes.lines[-1].set_label(escape_label(name))
-            if bands is not None:
-                axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
+        for name, points in series.items():
+            colour, dashes, marker = styles[name]
+            x = [at for at, _ in points]
+            low, middle, high = zip(*(ends for _, ends in points), strict=True)
+            (line,) = axes.plot(x, middle, color=colour, ls=dashes, marker=marker, markersize=3)
+            line.set_label(escape_label(name))
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set(xlabel=across, ylabel=escape_label(up))
         if doubles:
             # Below 1 it is linear: places may begin at 0.
@@ -136,7 +128,7 @@ def curves(
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         else:
             count_across(axes)
-        if scale == "share":
+        if is_share:
             # Some room above, so that a line at 1 is visible.
             axes.set_ylim(0, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -149,19 +141,15 @@ def legend(axes: Axes, *, below: bool = False) -> None:
     """Name what is drawn: within the axes, or, if that is too much, below."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(map(len, labels), default=0)
-    if not below and len(labels) <= _MOST_WITHIN and longest <= _LONGEST_WITHIN:
+    if not below and len(labels) <= 8 and longest <= 60:
         axes.legend(frameon=False)
         return
+    canvas, columns = axes.figure, 2 if longest <= 48 else 1
+    assert isinstance(canvas, Canvas)
     # In as many lines as that takes: the figure grows.
-    across = 2 if longest <= _HALF_LINE_BELOW else 1
-    labels = [textwrap.fill(label, _LINE_BELOW) for label in labels]
-    lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / across)
-    figure = axes.figure
-    assert isinstance(figure, Figure)
-    figure.set_figheight(figure.get_figheight() + 0.16 * lines)
-    figure.legend(
-        *(handles, labels), loc="outside lower center", ncols=across, frameon=False, fontsize=7
-    )
+    canvas.set_figheight(canvas.get_figheight() + 0.16 * math.ceil(len(labels) / columns))
+    place = {"loc": "outside lower center", "ncols": columns}
+    canvas.legend(handles, labels, frameon=False, fontsize=7, **place)
 
 
 def count_across(axes: Axes) -> None:
@@ -171,67 +159,52 @@ def count_across(axes: Axes) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def bars(values: Mapping[str, Ends], *, up: str, chance: float) -> str:
-    """Return an SVG of shares with their intervals, one below the other, and a line at chance."""
-    return forests({"": values}, is_share=True, across=up, line=chance)
+def forest(values: Intervals, caption: str = "", *, line: float = 0, **look: Any) -> Figure:
+    """Return a figure of ``intervals``, with a dotted line at 0 or where ``line`` says."""
+    size = 6.0, 0.9 + height_of(values)
+    return drawing(intervals(values, line=line, **look), caption, size)
 
 
-def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
-    """Return an SVG of differences with their intervals, one below the other, and a line at 0."""
-    return forests({"": differences}, is_share=is_share, across=across)
-
-
-def forests(
-    parts: Mapping[str, Mapping[str, Interval | Ends]],
+def intervals(
+    values: Intervals,
     *,
     is_share: bool,
     across: str,
-    styles: Mapping[str, int] | None = None,
     line: float = 0,
-) -> str:
-    """Return an SVG of intervals for each part, with its title, each part on an axis of its own.
+    styles: Mapping[str, Style] | None = None,
+) -> Plot:
+    """Return a plot of named intervals, one below the other, and of a dotted line.
 
-    ``styles``: name to the index of its style, else ``styles_of`` them. ``line``: where a dotted
-    line stands.
+    ``styles``: those of names, else ``styles_of`` them.
     """
-    names = [name for values in parts.values() for name in values]
-    places = styles_of(names) if styles is None else styles
-    labels = {name: textwrap.fill(name, _LABEL) for name in names}
+    looks = styles or styles_of(values)
 
-    def draw(axes: Axes, part: str, values: Mapping[str, Interval | Ends]) -> None:
+    def plot(axes: Axes) -> None:
         for i, (name, each) in enumerate(values.items()):
-            colour, _, marker = STYLES[places[name]]
-            middle, half = _middle_and_error(each)
-            axes.errorbar(middle, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
+            ends = (each.ends[0], each.mean, each.ends[1]) if isinstance(each, Interval) else each
+            low, middle, high = ends
+            # A single value has no interval: its ends are infinite.
+            error = [[middle - low], [high - middle]] if math.isfinite(high) else None
+            colour, _, marker = looks[name]
+            axes.errorbar(middle, -i, xerr=error, color=colour, marker=marker, capsize=3, lw=1.4)
         axes.axvline(line, color=INK, linewidth=0.8, linestyle=":")
-        shown = [escape_label(labels[name]) for name in values]
-        axes.set_yticks([-i for i in range(len(shown))], shown)
-        axes.set(title=escape_label(part), ylim=(0.6 - len(shown), 0.6))
+        axes.set_yticks([-i for i in range(len(values))], list(map(_wrapped, values)))
+        axes.set(xlabel=escape_label(across), ylim=(0.6 - len(values), 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.spines[["top", "right"]].set_visible(False)
 
-    heights = []
-    for values in parts.values():
-        most = max((labels[name].count("\n") for name in values), default=0)
-        heights.append((0.24 + 0.15 * most) * len(values))
-    with matplotlib.rc_context({**RC, "axes.titlesize": 10}):
-        size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
-        figure = Figure(figsize=size, layout="constrained")
-        rows = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
-        for axes, (part, values) in zip(rows.flat, parts.items(), strict=True):
-            draw(axes, part, values)
-        axes.set_xlabel(escape_label(across))
-        return in_ink_of_the_page(figure)
+    return plot
 
 
-def _middle_and_error(value: Interval | Ends) -> tuple[float, Any]:
-    """Return what matplotlib draws of an interval; of a single value it is infinite: the value."""
-    if isinstance(value, Interval):
-        return value.mean, value.half if math.isfinite(value.half) else None
-    low, middle, high = value
-    return middle, [[middle - low], [high - middle]]
+def height_of(names: Iterable[str]) -> float:
+    """Return the inches that named intervals take one below the other."""
+    breaks = [_wrapped(name).count("\n") for name in names]
+    return (0.24 + 0.15 * max(breaks)) * len(breaks)
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(escape_label(name), 34)
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> Plot:
@@ -240,7 +213,7 @@ def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Seq
 
     def plot(axes: Axes) -> None:
         for i, name in enumerate(names):
-            colour, _, marker = STYLES[i % len(STYLES)]
+            colour, _, marker = _STYLES[i % len(_STYLES)]
             x, y = positions[label_array == i].T
             label = escape_label(name)
             axes.scatter(x, y, s=9, color=colour, marker=marker, label=label, linewidths=0)
@@ -250,46 +223,23 @@ def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Seq
     return plot
 
 
-def weights(matrix: np.ndarray, *, across: Sequence[str], up: Sequence[str]) -> str:
-    """Return an SVG of a matrix of any numbers, NaN blank, with a name for each column and row."""
-    limit = float(np.nanmax(np.abs(matrix))) or 1.0
-
-    def draw(axes: Axes) -> None:
-        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
-        for axis, names in ((axes.xaxis, across), (axes.yaxis, up)):
-            ticks = _ticks(len(names), 2 * _MOST_TICKS)
-            axis.set_ticks(ticks, [escape_label(names[i]) for i in ticks], fontsize=7)
-        axes.tick_params(axis="x", rotation=90)
-        axes.figure.colorbar(image, ax=axes, fraction=0.04)
-
-    return drawing(draw, (4.8, 4.0), spines=True)
-
-
-def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
-    """Return an SVG of ``shares``."""
-    return drawing(shares(matrix, across=across, up=up), (3.6, 3.4), spines=True)
-
-
-def shares(matrix: np.ndarray, *, across: str, up: str) -> Plot:
+def heatmap(shares: np.ndarray, *, across: str, up: str) -> Plot:
     """Return a plot of shares, with numbers in the cells if there is room; where a row is a
     "layer", which reads those up to it, of the lower triangle."""
-    down, wide = matrix.shape
-    shown = np.where(np.tri(wide, dtype=bool), matrix, np.nan) if up == "layer" else matrix
+    down, wide = shares.shape
+    shown = np.where(np.tri(wide, dtype=bool), shares, np.nan) if up == "layer" else shares
+    xticks, yticks = (range(0, size, -(-size // 12)) for size in (wide, down))
 
-    def draw(axes: Axes) -> None:
+    def plot(axes: Axes) -> None:
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1)
         for i, j in np.argwhere(np.isfinite(shown)) if max(down, wide) <= 12 else ():
             # A colour that contrasts with the cell, whatever the page's colour is.
             colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
             number = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
             number.set_fontsize(min(9.0, 64 / max(down, wide)))
-        axes.set(xlabel=across, ylabel=up, xticks=_ticks(wide), yticks=_ticks(down))
+        axes.set(xlabel=across, ylabel=up, xticks=xticks, yticks=yticks)
 
-    return draw
-
-
-def _ticks(size: int, most: int = _MOST_TICKS) -> range:
-    return range(0, size, -(-size // most))
+    return plot
 
 
 def escape_label(text: str) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from layermem_bench.statistics import NOISE, Interval, price_of_looks
+from layermem_bench.statistics import NOISE, Interval
 
 
 def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:
@@ -24,6 +24,12 @@ def format_p(p: float | None) -> str:
     if p is None:
         return ""
     return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < NOISE else ', within noise'}"
+
+
+def with_p(difference: str, p: str) -> str:
+    """Write a difference with its p-value as it is written, if it has one."""
+    p = p.partition(",")[0]
+    return f"{difference} (p {p if p.startswith('<') else f'= {p}'})" if p else difference
 
 
 def format_number(value: float, is_share: bool, sign: str = "", decimals: int | None = None) -> str:
@@ -54,14 +60,9 @@ def format_interval(value: Interval | None, is_share: bool, sign: str = "") -> s
     low, high = value.ends
     if is_share and not sign and not 0 <= low <= high <= 1:
         return format_ends(value.mean, (low, high), is_share)
-    return format_spread(value.mean, value.half, is_share, sign)
-
-
-def format_spread(mean: float, half: float, is_share: bool, sign: str = "") -> str:
-    """Write a mean with what it varies by, rounded to two digits of that."""
-    decimals = _decimals(half, is_share)
-    shown = format_number(mean, is_share, sign, decimals)
-    return f"{shown} ± {format_number(half, is_share, decimals=decimals)}"
+    decimals = _decimals(value.half, is_share)
+    shown = format_number(value.mean, is_share, sign, decimals)
+    return f"{shown} ± {format_number(value.half, is_share, decimals=decimals)}"
 
 
 def format_ends(value: float, ends: Sequence[float], is_share: bool, sign: str = "") -> str:
@@ -78,20 +79,9 @@ def format_ends(value: float, ends: Sequence[float], is_share: bool, sign: str =
     return f"{middle} ({low} to {high})"
 
 
-def format_counted(value: float, is_share: bool) -> str:
-    """Write what is counted: a whole number without decimals, a large one with its unit."""
-    if not is_share and float(value).is_integer() and abs(value) < 1e6:
-        return f"{value:,.0f}"
-    return format_number(value, is_share, decimals=2 if is_share else None)
-
-
-def format_pairs(difference: Interval | None, pairs: int | None) -> str:
-    """Write how many pairs of seeds would settle a difference."""
-    if difference is None:
-        return ""
-    if pairs is None:
-        return "one pair does not say" if difference.mean else "cannot: the difference is 0"
-    return "more than 10,000" if pairs > 10_000 else f"{pairs:,}"
+def format_pairs(pairs: int | None) -> str:
+    """Write how many pairs of seeds would settle a difference; nothing where none would."""
+    return "" if pairs is None else "more than 10,000" if pairs > 10_000 else f"{pairs:,}"
 
 
 def format_duration(seconds: float) -> str:
@@ -101,17 +91,6 @@ def format_duration(seconds: float) -> str:
         if (count := seconds / length) >= 1:
             return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
     return f"{seconds:.2g} s"
-
-
-def looks_note(looks: Sequence[Sequence[int]]) -> str:
-    """Say at how many seeds a result was looked at, and what that costs; nothing of one look."""
-    if len(looks) < 2:
-        return ""
-    counts = ", then ".join(str(len(seeds)) for seeds in looks)
-    return (
-        f" Looked at with {counts} seeds: p-values are {price_of_looks(len(looks))} times those of "
-        "one look."
-    )
 
 
 def _decimals(half: float, is_share: bool) -> int | None:

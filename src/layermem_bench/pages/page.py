@@ -1,48 +1,22 @@
 """One HTML page that needs nothing else: no network, no other file, read on light and on dark."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from layermem_base.files import write_atomically
 
-_Row = TypeVar("_Row")
-
-
-@dataclass(frozen=True)
-class Link:
-    """Text that leads to where it comes from."""
-
-    text: str
-    mark: str
-    """The row of a table it leads to: one of its ``marks``."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A drawing with its caption."""
+    """A drawing, an svg element, with what it shows and where its numbers come from."""
 
     svg: str
-    """An svg element, as ``figures`` makes them."""
     caption: str
-    """What it shows, and where its numbers come from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Switch:
-    """Drawings of which one is seen at a time, at first the last, chosen from a list. Without
-    scripts, all are."""
-
-    label: str
-    options: Sequence[tuple[str, Figure]]
-
-
-Cell = str | Link | Sequence[Link]
-Columns = Mapping[str, Callable[[_Row], Cell]]
-"""Columns of a table: the title of each, and what writes its cell of a row."""
+    fold: str = ""
+    """The line that it is folded under; empty: it is seen at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,32 +24,26 @@ class Table:
     """Rows of texts below a header."""
 
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[str]]
     caption: str = ""
     """What it shows, and where its numbers come from."""
-    marks: Sequence[str] = ()
-    """Of each row, what links to it are called; empty: nothing leads here."""
 
     @classmethod
-    def over(cls, rows: Iterable[_Row], columns: Columns[_Row], caption: str = "") -> "Table":
-        """Return a table with a line for each row, written by the columns."""
-        rows = list(rows)
-        cells = {title: [write(row) for row in rows] for title, write in columns.items()}
-        return cls.of_columns(cells, caption)
+    def of(cls, rows: Sequence[Mapping[str, str]], caption: str = "") -> "Table":
+        """Return a table of rows by the titles of their columns, without columns of nothing."""
+        titles = dict.fromkeys(title for row in rows for title in row)
+        shown = [title for title in titles if any(row.get(title) for row in rows)]
+        lines = [[row.get(title, "") for title in shown] for row in rows]
+        return cls(header=shown, rows=lines, caption=caption)
 
-    @classmethod
-    def of_columns(cls, columns: Mapping[str, Sequence[Cell]], caption: str = "") -> "Table":
-        """Return a table of the columns that have a cell with something in it."""
-        shown = {title: cells for title, cells in columns.items() if any(cells)}
-        rows = [list(row) for row in zip(*shown.values(), strict=True)]
-        return cls(header=list(shown), rows=rows, caption=caption)
-
-    def texts(self) -> list[list[str]]:
-        """Return the cells without their links."""
-        return [[_text(cell) for cell in row] for row in self.rows]
+    def without(self, titles: Collection[str]) -> "Table":
+        """Return the table without some columns."""
+        kept = [i for i, title in enumerate(self.header) if title not in titles]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, header=[self.header[i] for i in kept], rows=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """A part of the page. What it has is shown in the order of these fields."""
 
@@ -84,8 +52,6 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     """Drawings, side by side where there is room."""
-    switches: Sequence[Switch] = ()
-    """Drawings to choose from, side by side where there is room."""
     commands: Sequence[str] = ()
 
 
@@ -109,9 +75,3 @@ def write_page(page: Page, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, environment.get_template("page.html").render(page=page))
-
-
-def _text(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return cell
-    return cell.text if isinstance(cell, Link) else " ".join(link.text for link in cell)

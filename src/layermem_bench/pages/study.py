@@ -1,73 +1,69 @@
-"""The page of a study: what came out in a sentence, tables with their forest plots, curves, costs.
-
-Every number leads to the run it is from.
-"""
+"""The page of a study: what came out in a sentence, tables and forest plots, curves, costs."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
-from layermem_bench.pages import drawings, figures, study_tables
+from layermem_bench.pages import figures, study_tables
+from layermem_bench.pages.analysis import panels
 from layermem_bench.pages.cost_tables import cache_table, counted_table
-from layermem_bench.pages.depth import panels
 from layermem_bench.pages.numbers import format_interval
 from layermem_bench.pages.page import Figure, Page, Section, Table
-from layermem_bench.pages.paper_tables import claim_text, claims_table, numbers_table
-from layermem_bench.statistics import NOISE, Interval
+from layermem_bench.statistics import Interval, interval
 from layermem_bench.studies.comparing import RULE, judge, lines_of
-from layermem_bench.studies.result import Board, Condition, StudyResult
+from layermem_bench.studies.result import Board, Condition, Drawing, StudyResult, Validation
 
 _FLOPS = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
-_SHAPES = (
-    "One preset in several shapes, LAYERSxWIDTH, of equally many parameters. Each arm has a "
-    "learning rate of its own in each shape."
-)
+# Columns that a screen has no room for.
+_WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
+# Figures of learning: what goes up, its field of a validation; whether it is a share.
+_UP = {"validation loss": ("val_loss", False), "right answers": ("val_accuracy", True)}
+_ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}
 
 
-def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
-    """Return the page; ``further``: sections of what else was given, before the runs."""
+def build(result: StudyResult) -> Page:
+    """Return the page."""
     sections = _of_claims(result) if result.claims else []
-    for board in result.boards:
-        sections += _of_board(result, board)
-    for table, lines, metric in study_tables.shapes_tables(result):
-        drawn = [drawings.differences(table.header[1], lines, metric)]
-        sections.append(
-            Section(title="Wide or deep", paragraphs=[_SHAPES], tables=[table], figures=drawn)
-        )
+    for each in (result, *study_tables.shapes_of(result)):
+        for board in each.boards:
+            sections += _of_board(each, board)
     if not result.claims and (ranks := study_tables.ranks_table(result)):
-        sections.append(Section(title="Do the boards agree", tables=[ranks]))
+        sections.append(Section("Do the boards agree", tables=[ranks]))
     for board in result.boards:
-        if board.costs:
-            counted = [counted_table(board.costs), cache_table(board.costs)]
-            sections.append(Section(title=f"What it costs: {board.name}", tables=counted))
-    sections += further
+        made = [make(board.costs) for make in (counted_table, cache_table)]
+        if counted := [table for table in made if table.rows]:
+            sections.append(Section(f"What it costs: {board.name}", tables=counted))
     if result.runs:
         notes = [] if result.claims else result.notes
-        shown = [study_tables.runs_table(result)]
-        sections.append(Section(title="The runs", paragraphs=notes, tables=shown))
+        sections.append(Section("The runs", notes, tables=[study_tables.runs_table(result)]))
     states = Counter(run.state for run in result.runs)
     runs = ", ".join(f"{count} {state}" for state, count in states.items())
     artefact = f"{result.name.removeprefix('paper/')}: " if result.scale else ""
     return Page(
         title=f"{artefact}{result.title}",
         lead=f"{sentence(result)} Runs: {runs or 'none'}.",
-        sections=[*sections, Section(title="Again", commands=[result.command])],
+        sections=[*sections, Section("Again", commands=[result.command])],
     )
 
 
 def tables(result: StudyResult) -> list[Table]:
     """Return the tables for a screen."""
     if result.claims:
-        return [claims_table(result), numbers_table(result)]
-    shown = [table for board in result.boards for table in _tables(result, board, narrow=True)]
-    shown += [table for table, _, _ in study_tables.shapes_tables(result)]
+        return [study_tables.claims_table(result), study_tables.numbers_table(result)]
+    shown = [
+        table.without(_WIDE)
+        for each in (result, *study_tables.shapes_of(result))
+        for board in each.boards
+        for table in _tables(each, board)
+    ]
     ranks = study_tables.ranks_table(result)
     return [*shown, ranks] if ranks else shown
 
 
-def _tables(result: StudyResult, board: Board, *, narrow: bool) -> list[Table]:
+def _tables(result: StudyResult, board: Board) -> list[Table]:
     """Return the tables of a board: of its arms by condition and metric, and of rates."""
     shown = [
-        study_tables.arms_table(result, board, condition, metric, narrow=narrow)
+        study_tables.arms_table(result, board, condition, metric)
         for condition in board.conditions
         for metric in study_tables.shown_metrics(result, board, condition)
     ]
@@ -92,14 +88,11 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     first = lines.pop(condition.arms[0].name)
     groups: dict[str, list[str]] = {}
     for line in lines.values():
-        arm = f"{line.arm} ({format_interval(line.difference, metric.is_share, '+')})"
-        if line.p is None or line.missing or first.missing or line.difference is None:
-            how, arm = "not judged, as seeds are missing or too few", line.arm
-        elif line.p >= NOISE:
-            how, arm = "within noise", line.arm
-        else:
-            is_better = (line.difference.mean > 0) == (metric.better == "higher")
-            how = "ahead" if is_better else "behind"
+        how, arm = study_tables.outcome(line, metric), line.arm
+        if how == "not judged" or line.missing or first.missing:
+            how = "not judged, as seeds are missing or too few"
+        elif how != "within noise":
+            arm += f" ({format_interval(line.difference, metric.is_share, '+')})"
         groups.setdefault(how, []).append(arm)
     where = f"On {study_tables.title_of(board, condition)}"
     if not groups:
@@ -115,45 +108,106 @@ def _of_claims(result: StudyResult) -> list[Section]:
     for each in judge(result):
         if each.difference is not None:
             of_unit = by_unit.setdefault(result.metric(each.claim.quantity).is_share, {})
-            of_unit[claim_text(each)] = each.difference
-    drawn = [
-        Figure(
-            svg=figures.forest(found, is_share=is_share, across="difference"),
-            caption="Claimed differences with 95% intervals.",
-        )
+            of_unit[study_tables.claim_text(each)] = each.difference
+    missing = [f"Not evaluated: {result.missing}."] if result.missing else []
+    forests = [
+        figures.forest(found, "Claimed differences.", is_share=is_share, across="difference")
         for is_share, found in by_unit.items()
     ]
-    missing = [f"Not evaluated: {result.missing}."] if result.missing else []
-    return [
-        Section(
-            title="What came of it",
-            paragraphs=[*missing, RULE],
-            tables=[claims_table(result)],
-            figures=drawn,
-        ),
-        Section(
-            title="The paper and here",
-            paragraphs=result.notes,
-            tables=[numbers_table(result)],
-            figures=drawings.paper_figures(result),
-            switches=list(map(panels, result.pictures)),
-        ),
-    ]
+    claims = [study_tables.claims_table(result)]
+    came = Section("What came of it", [*missing, RULE], tables=claims, figures=forests)
+    drawn = [figure for drawing in result.drawings for figure in draw_lines(result, drawing)]
+    drawn += [figure for picture in result.pictures for figure in panels(picture)]
+    numbers = [study_tables.numbers_table(result)]
+    return [came, Section("The paper and here", result.notes, tables=numbers, figures=drawn)]
+
+
+def draw_lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
+    """Draw the means of rows with their intervals, and the paper's numbers as points."""
+    papers = {(each.quantity, each.arm): each.value for each in result.papers}
+    ours: dict[str, list[tuple[float, figures.Ends]]] = {}
+    theirs: dict[str, list[tuple[float, figures.Ends]]] = {}
+    for point in drawing.points:
+        if values := result.computed(point.quantity).get(point.arm):
+            mean = interval(list(values.values()))
+            low, high = mean.ends if mean.count > 1 else (mean.mean, mean.mean)
+            ours.setdefault(point.line, []).append((point.at, (low, mean.mean, high)))
+        if (printed := papers.get((point.quantity, point.arm))) is not None:
+            line = theirs.setdefault(f"{point.line}, the paper", [])
+            line.append((point.at, (printed, printed, printed)))
+    is_share = all(result.metric(point.quantity).is_share for point in drawing.points)
+    titles = {"across": drawing.across, "up": drawing.up}
+    caption = f"{drawing.up} by {drawing.across}: means over seeds with 95% intervals."
+    caption += "" if theirs else " The paper prints no numbers of it."
+    if ours:
+        plot = figures.curves({**ours, **theirs}, is_share=is_share, **titles)
+        yield figures.drawing(plot, caption)
 
 
 def _of_board(result: StudyResult, board: Board) -> list[Section]:
     """Return what came of one board: tables with forest plots, and how arms learn."""
-    drawn = []
-    for condition in board.conditions:
-        title = study_tables.TITLES[condition.name]
-        for metric in study_tables.shown_metrics(result, board, condition):
-            lines = lines_of(result, board, condition, metric)
-            if any(line.p is not None for line in lines):
-                of = result.metric(metric)
-                drawn.append(drawings.differences(f"{metric}, {title}", lines, of))
-    shown = _tables(result, board, narrow=False)
-    sections = [Section(title=board.name, tables=shown, figures=drawn)]
-    if curves := list(drawings.learning_curves(result, board)):
-        title = f"How they learn: {board.name}"
-        sections.append(Section(title=title, paragraphs=[_FLOPS], figures=curves))
+    shown, drawn = _tables(result, board), list(_forests(result, board))
+    sections = [Section(board.name, [study_tables.INTERVALS], tables=shown, figures=drawn)]
+    if curves := list(learning_curves(result, board)):
+        sections.append(Section(f"How they learn: {board.name}", [_FLOPS], figures=curves))
     return sections
+
+
+def _forests(result: StudyResult, board: Board) -> Iterator[Figure]:
+    """Draw the differences of each table's arms from the first, where they have intervals."""
+    for condition in board.conditions:
+        first = condition.arms[0].name
+        for name in study_tables.shown_metrics(result, board, condition):
+            lines, metric = lines_of(result, board, condition, name), result.metric(name)
+            found = {line.arm: line.difference for line in lines if line.difference is not None}
+            if any(line.p is not None for line in lines):
+                caption = f"{name}, {study_tables.TITLES[condition.name]}: paired differences from "
+                caption += f"{first} with 95% intervals"
+                caption += f"; {metric.better} is better." if metric.better else "."
+                across, is_share = f"against {first}", metric.is_share
+                yield figures.forest(found, caption, is_share=is_share, across=across)
+
+
+def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
+    """Draw loss and right answers per token and per FLOP, of a board's first condition.
+
+    An arm's curve is of its runs that ended; of an arm without any such of those that are there.
+    """
+    runs = result.of(board.name, board.conditions[0].name)
+    arms = {}
+    for arm in board.conditions[0].arms:
+        begun = [run for run in runs if run.arm == arm.name and run.validations]
+        ended = [run for run in begun if run.state == "ended"]
+        arms[arm.name] = [run.validations for run in ended or begun]
+    partly = dict.fromkeys(run.arm for run in runs if run.state != "ended")
+    for up, (field, is_share) in _UP.items():
+        for across, title in _ACROSS.items():
+            caption = f"{up} by {title}: mean over seeds, in a band from the lowest to the highest."
+            if partly:
+                caption += f" Not all seeds have ended of: {', '.join(partly)}."
+            if series := curves_of_arms(arms, across, field):
+                plot = figures.curves(series, across=title, up=up, is_share=is_share)
+                yield figures.drawing(plot, caption)
+
+
+def curves_of_arms(
+    arms: Mapping[str, Sequence[Sequence[Validation]]], across: str, up: str
+) -> figures.Curves:
+    """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
+
+    ``across``, ``up``: fields of a validation. Only steps that all of an arm's runs have validated
+    at count.
+    """
+    series: dict[str, list[tuple[float, figures.Ends]]] = {}
+    for arm, runs in arms.items():
+        by_step: dict[int, list[tuple[float, float]]] = {}
+        for each in (each for validations in runs for each in validations):
+            at, value = getattr(each, across), getattr(each, up)
+            if at is not None and value is not None:
+                by_step.setdefault(each.step, []).append((at, value))
+        for _, points in sorted(by_step.items()):
+            if len(points) == len(runs):
+                places, values = zip(*points, strict=True)
+                ends = min(values), fmean(values), max(values)
+                series.setdefault(arm, []).append((fmean(places), ends))
+    return series

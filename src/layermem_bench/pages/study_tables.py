@@ -1,28 +1,24 @@
-"""Tables of a study: arms side by side, shapes, ranks, rates, runs.
+"""Tables of a study: arms side by side, ranks, rates, runs; the paper's claims, and its numbers.
 
 Each is a list of columns over the lines of a comparison, or over what else was recorded.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
 
-from layermem_bench.pages.numbers import (
-    format_interval,
-    format_number,
-    format_p,
-    format_pairs,
-    looks_note,
-)
-from layermem_bench.pages.page import Cell, Columns, Link, Table
-from layermem_bench.studies.comparing import Line, compare, lines_of
-from layermem_bench.studies.ranks import RankCorrelation, rank_correlations
+from layermem_bench.pages.numbers import format_interval, format_number, format_p, format_pairs
+from layermem_bench.pages.page import Table
+from layermem_bench.statistics import NOISE, mean_by_seed, price_of_looks
+from layermem_bench.studies.comparing import JudgedClaim, Line, judge, lines_of
+from layermem_bench.studies.ranks import rank_correlations
 from layermem_bench.studies.result import (
+    ABOVE_PLAIN,
+    BY_LAYER,
     BY_LEVEL,
     Arm,
     Board,
     Condition,
+    Looks,
     Metric,
     RunRecord,
     StudyResult,
@@ -38,28 +34,45 @@ TITLES: Mapping[str, str] = {
 """What conditions are called."""
 INTERVALS = (
     "95% intervals over seeds by Student's t, differences pair by pair; p-values are adjusted by "
-    "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
+    "Holm's method for the arms of the table, and from 0.05 on a difference is within noise. "
+    "Against the best: for all pairs of arms, as which is best was picked from these numbers."
 )
 """How intervals and p-values of tables are computed."""
-_BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."
 _RANKS = (
-    "Spearman's correlation of the arms' ranks by their means: 1 where two boards rank them alike, "
-    "0 where one says nothing about the other. Intervals are of 2,000 draws of as many seeds, with "
-    "repetition, which lean to 0. Boards that rank the arms alike show a correlation above the "
-    "last column in 95 of 100 studies."
+    "Spearman's correlation of the arms' ranks by their means. Intervals are of 2,000 draws of as "
+    "many seeds, with repetition, which lean to 0. Boards that rank the arms alike show a "
+    "correlation above the last column in 95 of 100 studies."
 )
 _RUNS = (
-    "An id stands for every option that decides about a run's weights. Tokens a second: the median "
-    "of the wall time; no comparison. layermem train --config RUN/config.yaml --out NEW repeats a "
-    "run."
+    "An id stands for every option that decides about a run's weights; layermem train --config "
+    "RUN/config.yaml --out NEW repeats it. Tokens a second: the median of the wall time."
 )
 _RATES = (
     "Each arm's learning rate, with that of the parameters that it adds (own) where it was tried, "
     "was chosen on a seed that is in no other table. Beyond the lowest or the highest a better one "
     "may lie."
 )
-# Columns that a page alone has room for.
-_WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
+_NUMBERS = (
+    "95% intervals over seeds, or repeats, by Student's t. Chance: what an answer comes to that "
+    "ignores the question, the most frequent one where that is right more often than 1 / choices."
+)
+_CLAIMS = (
+    "95% intervals by Student's t of differences pair by pair, p-values adjusted by Holm's method "
+    "for the number of claims. Seeds to settle it: pairs, planned from the beginning, with which a "
+    "difference as observed would be told from 0 among so many claims in four of five repetitions."
+)
+_FACTS = ("learning rate", "steps", "mlp", "parameters")
+"""Columns of what arms are."""
+_HOW = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
+
+
+def outcome(line: Line, metric: Metric) -> str:
+    """Return how an arm differs from the first one; not judged: there are no pairs enough."""
+    if line.difference is None or line.p is None:
+        return "not judged"
+    if line.p >= NOISE:
+        return "within noise"
+    return "ahead" if (line.difference.mean > 0) == (metric.better == "higher") else "behind"
 
 
 def shown_metrics(result: StudyResult, board: Board, condition: Condition) -> list[str]:
@@ -75,208 +88,233 @@ def title_of(board: Board, condition: Condition) -> str:
     return f"{board.name}, {TITLES[condition.name]}"
 
 
-def arms_table(
-    result: StudyResult, board: Board, condition: Condition, metric: str, *, narrow: bool = False
-) -> Table:
+def arms_table(result: StudyResult, board: Board, condition: Condition, metric: str) -> Table:
     """Return the table of one metric of the arms of a board under a condition.
 
-    Facts in which all arms are alike are said once, below it. ``narrow``: without what a page alone
-    has room for.
+    Facts in which all arms are alike are said once, below it.
     """
     lines, of = lines_of(result, board, condition, metric), result.metric(metric)
-    title, runs = title_of(board, condition), result.of(board.name, condition.name)
-    facts = _facts(board, condition)
-    columns = _compared(title, metric, of, lines, condition.arms, runs, facts)
+    runs, arms = result.of(board.name, condition.name), {arm.name: arm for arm in condition.arms}
     # At equal parameters models are others than those that were measured.
     steps = board.steps if condition.name != "parameters" else None
-    if steps is not None:
-        columns["time"] = lambda line: f"{steps.ratios[line.arm]:.2f}"
-    cells = {name: [write(line) for line in lines] for name, write in columns.items()}
-    alike = {name: str(cells[name][0]) for name in facts if len(set(map(str, cells[name]))) == 1}
-    dropped = {*alike, *(_WIDE if narrow else ())}
-    if len(lines) < 3:
-        # It is the difference from the first.
-        dropped.add("against the best")
-    if not any(line.pairs_to_settle for line in lines):
-        dropped.add("seeds to settle it")
-    cells = {name: column for name, column in cells.items() if any(column) and name not in dropped}
-    caption = "" if narrow else INTERVALS
-    caption += _BEST if "against the best" in cells else ""
-    caption += "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
+    rows = [
+        {
+            "": str(line.rank or ""),
+            title_of(board, condition): line.arm,
+            "learning rate": _rate(arms[line.arm], board),
+            "steps": _count(arms[line.arm].steps),
+            "mlp": _count(arms[line.arm].width_of_mlp),
+            "parameters": _count(arms[line.arm].parameters),
+            metric: _mean(line, arms[line.arm].note, metric, of.is_share, runs),
+            "each seed": _by_seed(line.by_seed, of),
+            f"against {condition.arms[0].name}": format_interval(line.difference, of.is_share, "+"),
+            "p (Holm)": format_p(line.p),
+            "against the best": "best mean" if line.rank == 1 else format_p(line.p_to_best),
+            "seeds to settle it": format_pairs(line.pairs_to_settle),
+            "time": "" if steps is None else f"{steps.ratios[line.arm]:.2f}",
+        }
+        for line in lines
+    ]
+    alike = {name: rows[0][name] for name in _FACTS if len({str(row[name]) for row in rows}) == 1}
+    # Of two arms the difference from the best is that from the first.
+    dropped = {*alike, *(["against the best"] if len(lines) < 3 else [])}
+    caption = "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
     common = ", ".join(f"{name} {value}" for name, value in alike.items() if value)
     caption += f" All arms: {common}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
-    caption += looks_note(condition.looks)
+    caption += _looks_note(condition.looks)
     if steps is not None:
         caption += f" Time: of a step, over the first arm's, on {steps.machine}."
-    return Table.of_columns(cells, caption.strip())
+    return Table.of(rows, caption.strip()).without(dropped)
 
 
-def _compared(
-    title: str,
-    name: str,
-    metric: Metric,
-    lines: Sequence[Line],
-    arms: Sequence[Arm],
-    runs: Sequence[RunRecord] = (),
-    facts: Columns[Line] = MappingProxyType({}),
-) -> dict[str, Callable[[Line], Cell]]:
-    """Return the columns of a comparison; ``facts``: those that stand before its values."""
-    seeds = {seed for line in lines for seed in (*line.by_seed, *line.missing)}
-    notes = {arm.name: arm.note for arm in arms}
-    return {
-        "": lambda line: "" if line.rank is None else str(line.rank),
-        title: lambda line: line.arm,
-        **facts,
-        name: lambda line: _mean(line, name, metric.is_share, notes[line.arm], runs),
-        "each seed": lambda line: _seeds(line, metric, runs),
-        f"against {arms[0].name}": lambda line: _difference(line, metric, len(seeds)),
-        "p (Holm)": lambda line: format_p(line.p),
-        "against the best": lambda x: "best mean" if x.rank == 1 else format_p(x.p_to_best),
-        "seeds to settle it": lambda line: format_pairs(line.difference, line.pairs_to_settle),
-    }
-
-
-def _facts(board: Board, condition: Condition) -> Columns[Line]:
-    """Return the columns of what arms are."""
-    arms = {arm.name: arm for arm in condition.arms}
+def _rate(arm: Arm, board: Board) -> str:
+    """Write an arm's learning rate, and where it is at an end of those tried."""
+    if arm.rate is None:
+        return ""
     ends = {each.arm: end_of_range(each) for each in board.tried if each.chosen is not None}
-
-    def rate(line: Line) -> str:
-        rate, end = arms[line.arm].rate, ends.get(line.arm, "")
-        return "" if rate is None else f"{rate:g}{end and f' (the {end})'}"
-
-    return {
-        "learning rate": rate,
-        "steps": lambda line: f"{arms[line.arm].steps:,}",
-        "mlp": lambda line: str(arms[line.arm].width_of_mlp or ""),
-        "parameters": lambda x: f"{count:,}" if (count := arms[x.arm].parameters) else "",
-    }
+    return f"{arm.rate:g} (the {ends[arm.name]})" if ends.get(arm.name) else f"{arm.rate:g}"
 
 
-def _mean(line: Line, name: str, is_share: bool, note: str, runs: Sequence[RunRecord]) -> str:
+def _count(count: int | None) -> str:
+    return f"{count:,}" if count else ""
+
+
+def _mean(line: Line, note: str, metric: str, is_share: bool, runs: Sequence[RunRecord]) -> str:
     """Write a mean, and which of the arm's seeds are not in it."""
     states: dict[str, list[str]] = {}
     for run in runs:
         if run.arm == line.arm and run.seed in line.missing:
-            state = f"no {name} recorded" if run.state == "ended" else run.state
+            state = f"no {metric} recorded" if run.state == "ended" else run.state
             states.setdefault(state, []).append(str(run.seed))
-    notes = [note] if note else []
-    notes += [f"{state}: seed {', '.join(seeds)}" for state, seeds in states.items()]
+    notes = [f"{state}: seed {', '.join(seeds)}" for state, seeds in states.items()]
+    notes = [note, *notes] if note else notes
     mean = format_interval(line.mean, is_share)
     return f"{mean} ({'; '.join(notes)})".strip() if notes else mean
 
 
-def _difference(line: Line, metric: Metric, seeds: int) -> str:
-    """Write the difference from the first arm, and over how many seeds where one lacks some."""
-    written = format_interval(line.difference, metric.is_share, "+")
-    if line.difference is None or line.difference.count in (1, seeds):
-        return written
-    return f"{written} (over {line.difference.count} of {seeds} seeds)"
-
-
-def _seeds(line: Line, metric: Metric, runs: Sequence[RunRecord]) -> list[Link]:
-    marks = {run.seed: run_mark(run) for run in runs if run.arm == line.arm}
-    values = sorted(line.by_seed.items()) if marks else ()
-    return [Link(format_number(value, metric.is_share), marks[seed]) for seed, value in values]
-
-
-def run_mark(run: RunRecord) -> str:
-    """Return what links to a run point at."""
-    return f"run-{run.run_id}"
-
-
-def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
-    """Yield wide against deep: all arms and shapes of a preset, at equal parameters."""
-    by_preset: dict[str, list[tuple[Board, Condition]]] = {}
-    for board in result.boards:
-        for condition in board.conditions:
-            if board.shape and condition.name == "parameters":
-                by_preset.setdefault(board.preset, []).append((board, condition))
-    for preset, shapes in by_preset.items():
-        (first, _), name = shapes[0], shapes[0][0].metric
-        values = {}
-        for arm in first.conditions[0].arms:
-            for board, condition in shapes:
-                of_arms = result.values(board.name, condition.name, name)
-                values[f"{arm.name}, {board.shape}"] = of_arms.get(arm.name, {})
-        looks = max((condition.looks for _, condition in shapes), key=len)
-        metric = result.metric(name)
-        lines = compare(values, result.seeds, metric.better, looks)
-        title = f"{preset}, arms and shapes, equal parameters"
-        columns = _compared(title, name, metric, lines, [Arm(name=a, steps=0) for a in values])
-        del columns["each seed"], columns["seeds to settle it"]
-        if len(shapes) > 1:
-            yield Table.over(lines, columns, INTERVALS + _BEST + looks_note(looks)), lines, metric
+def shapes_of(result: StudyResult) -> Iterator[StudyResult]:
+    """Yield wide against deep, all arms and shapes of a preset at equal parameters, as a board."""
+    shapes = {
+        board.name: board
+        for board in result.boards
+        if board.shape and any(each.name == "parameters" for each in board.conditions)
+    }
+    for preset in dict.fromkeys(board.preset for board in shapes.values()):
+        boards = [board for board in shapes.values() if board.preset == preset]
+        (equal,) = (each for each in boards[0].conditions if each.name == "parameters")
+        arms = [Arm(name=f"{a.name}, {b.shape}", steps=0) for a in equal.arms for b in boards]
+        board = Board(
+            name=f"{preset}, arms and shapes",
+            metric=boards[0].metric,
+            conditions=(replace(equal, arms=tuple(arms)),),
+        )
+        runs = [
+            replace(run, board=board.name, arm=f"{run.arm}, {each.shape}")
+            for each in boards
+            for run in result.of(each.name, equal.name)
+        ]
+        if len(boards) > 1:
+            yield replace(result, boards=(board,), runs=tuple(runs))
 
 
 def ranks_table(result: StudyResult) -> Table | None:
     """Return a table of how alike two boards rank the arms; None: no two can be compared."""
     no_interval = "none: all arms tie in some draws"
     unsaid = "cannot be said: arms tie, or differ by no more than seeds"
-    columns: Columns[RankCorrelation] = {
-        "boards": lambda each: " and ".join(each.boards),
-        "arms": lambda each: str(each.arms),
-        "rank correlation": lambda each: f"{each.value:.2f}",
-        "95% interval": lambda x: "{:.2f} to {:.2f}".format(*x.ends) if x.ends else no_interval,
-        "if they rank alike": lambda x: unsaid if x.if_alike is None else f"above {x.if_alike:.2f}",
-    }
-    pairs = rank_correlations(result)
-    return Table.over(pairs, columns, _RANKS) if pairs else None
+    rows = [
+        {
+            "boards": " and ".join(each.boards),
+            "arms": str(each.arms),
+            "rank correlation": f"{each.value:.2f}",
+            "95% interval": "{:.2f} to {:.2f}".format(*each.ends) if each.ends else no_interval,
+            "if they rank alike": unsaid if each.if_alike is None else f"above {each.if_alike:.2f}",
+        }
+        for each in rank_correlations(result)
+    ]
+    return Table.of(rows, _RANKS) if rows else None
 
 
 def rates_table(board: Board) -> Table:
     """Return a table of each arm's loss at each learning rate it tried."""
-
-    def chosen(each: TriedRates) -> str:
-        own = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
-        return "" if each.chosen is None else f"{each.chosen:g}{own}"
-
-    def loss(rate: float, each: TriedRates) -> str:
-        if rate not in each.rates:
-            return ""
-        place = each.rates.index(rate)
-        value = each.losses[place]
-        shown = "diverged" if value is None else format_number(value, False)
-        return f"{shown} (own {each.own_rates[place]:g})" if each.own_rates else shown
-
-    rates = dict.fromkeys(rate for each in board.tried for rate in each.rates)
-    columns: Columns[TriedRates] = {
-        f"{board.name}: validation loss at learning rate": lambda each: each.arm,
-        **{f"{rate:g}": partial(loss, rate) for rate in rates},
-        "chosen": chosen,
-    }
-    return Table.over(board.tried, columns, _RATES)
+    rates = [f"{rate:g}" for each in board.tried for rate in each.rates]
+    rows = []
+    for each in board.tried:
+        row = {f"{board.name}: validation loss at learning rate": each.arm}
+        row |= dict.fromkeys(rates, "")
+        own_rates = each.own_rates or [None] * len(each.rates)
+        for rate, loss, own in zip(each.rates, each.losses, own_rates, strict=True):
+            shown = "diverged" if loss is None else format_number(loss, False)
+            row[f"{rate:g}"] = shown if own is None else f"{shown} (own {own:g})"
+        own_chosen = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
+        row["chosen"] = "" if each.chosen is None else f"{each.chosen:g}{own_chosen}"
+        rows.append(row)
+    return Table.of(rows, _RATES)
 
 
 def end_of_range(tried: TriedRates) -> str:
     """Return "lowest" or "highest" where that rate of those tried was chosen, also of the rates of
     what the arm adds; else nothing."""
     ends = []
-    for what, chosen, rates in (
-        ("", tried.chosen, tried.rates),
-        (" of its own rates", tried.own_chosen, tried.own_rates),
-    ):
+    own = " of its own rates", tried.own_chosen, tried.own_rates
+    for what, chosen, rates in (("", tried.chosen, tried.rates), own):
         if len(set(rates)) > 1 and chosen in (min(rates), max(rates)):
             ends.append(f"{'lowest' if chosen == min(rates) else 'highest'}{what}")
     return " and the ".join(ends)
 
 
 def runs_table(result: StudyResult) -> Table:
-    """Return a table of the runs, to which numbers of other tables lead."""
+    """Return a table of the runs: where the numbers of other tables are from."""
     shown = ("layermem", "commit", "torch", "machine", "processor")
+    rows = [
+        {
+            "run": run.name,
+            "id": run.run_id,
+            "state": f"{run.state}: {run.note}" if run.note else run.state,
+            "steps": _count(run.max_steps),
+            "tokens/s": _count(round(run.tokens_per_second or 0)),
+            "made with": ", ".join(f"{key} {run.about[key]}" for key in shown if key in run.about),
+        }
+        for run in result.runs
+    ]
+    return Table.of(rows, _RUNS)
 
-    def made_with(run: RunRecord) -> str:
-        return ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
 
-    columns: Columns[RunRecord] = {
-        "run": lambda run: run.name,
-        "id": lambda run: run.run_id,
-        "seed": lambda run: str(run.seed),
-        "state": lambda run: f"{run.state}: {run.note}" if run.note else run.state,
-        "steps": lambda run: f"{run.max_steps:,}" if run.max_steps else "",
-        "tokens/s": lambda r: f"{r.tokens_per_second:,.0f}" if r.tokens_per_second else "",
-        "made with": made_with,
-    }
-    made = Table.over(result.runs, columns, _RUNS)
-    return replace(made, marks=[run_mark(run) for run in result.runs])
+def claims_table(result: StudyResult) -> Table:
+    """Return a table of the claims: the paper's difference, ours, and what came of it."""
+    rows = [
+        {
+            "claim": claim_text(each),
+            **dict(zip(("paper", "here"), claim_numbers(result, each), strict=True)),
+            "p (Holm)": format_p(each.p).removesuffix(", within noise"),
+            "seeds to settle it": format_pairs(each.pairs_to_settle),
+            "holds?": f"{each.verdict} ({each.reason})",
+        }
+        for each in judge(result)
+    ]
+    return Table.of(rows, _CLAIMS + _looks_note(result.looks))
+
+
+def claim_text(judged: JudgedClaim) -> str:
+    """Write what is claimed."""
+    claim = judged.claim
+    other = claim.against or "the paper's number"
+    return f"{claim.quantity}: {claim.arm} {_HOW[claim.direction]} {other}"
+
+
+def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
+    """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
+    claim, metric = judged.claim, result.metric(judged.claim.quantity)
+    sign = "" if claim.against is None else "+"
+    paper = "" if judged.paper is None else _as_printed(judged.paper, metric, sign)
+    if sign:
+        return paper, format_interval(judged.difference, metric.is_share, sign)
+    return paper, _ours(claim.quantity, result.computed(claim.quantity).get(claim.arm, {}), metric)
+
+
+def numbers_table(result: StudyResult) -> Table:
+    """Return a table of the numbers of an artefact: the paper's, ours by seed, mean, chance.
+
+    Numbers of single layers are drawn, and left out here.
+    """
+    papers = {(number.quantity, number.arm): number for number in result.papers}
+    ours = {(row.metric, row.arm): row.by_seed for row in result.rows if BY_LAYER not in row.metric}
+    rows = []
+    for quantity, arm in dict.fromkeys((*ours, *papers)):
+        metric, paper = result.metric(quantity), papers.get((quantity, arm))
+        values, is_share = ours.get((quantity, arm), {}), metric.is_share
+        row = {
+            "": quantity,
+            "arm": arm,
+            "paper": "" if paper is None else _as_printed(paper.value, metric),
+            "where": "" if paper is None else paper.where,
+            "here": _ours(quantity, values, metric),
+            "each seed": "" if metric.counted else _by_seed(values, metric),
+            "chance": "" if metric.chance is None else format_number(metric.chance, is_share),
+        }
+        rows.append(row)
+    return Table.of(rows, _NUMBERS)
+
+
+def _as_printed(value: float, metric: Metric, sign: str = "") -> str:
+    """Write a number of the paper: shares with two decimals in percent, what is counted whole."""
+    if metric.counted and not metric.is_share and float(value).is_integer() and abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return format_number(value, metric.is_share, sign, decimals=2 if metric.is_share else None)
+
+
+def _ours(quantity: str, values: Mapping[int, float], metric: Metric) -> str:
+    if values and metric.counted:
+        return f"counted: {_as_printed(next(iter(values.values())), metric)}"
+    sign = "+" if ABOVE_PLAIN in quantity else ""
+    return format_interval(mean_by_seed(values), metric.is_share, sign)
+
+
+def _by_seed(values: Mapping[int, float], metric: Metric) -> str:
+    return ", ".join(format_number(value, metric.is_share) for _, value in sorted(values.items()))
+
+
+def _looks_note(looks: Looks) -> str:
+    """Say what it costs that a result was looked at before; nothing of one look."""
+    price = price_of_looks(max(1, len(looks)))
+    return f" Look {len(looks)}: p-values are {price} times those of one look." * (price > 1)

@@ -1,134 +1,78 @@
-"""What an artefact of the paper says of itself, and the study that it is."""
+"""What artefacts of the paper are made of: scales, boards, claims, numbers and drawings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar, get_args
 
 from layermem_bench.config.run import Run
-from layermem_bench.studies.boards import arms_of_variants
-from layermem_bench.studies.definition import Board, Observed, Study, Trained
+from layermem_bench.presets import get_preset
+from layermem_bench.studies.boards import board_of
+from layermem_bench.studies.definition import Board, Observed, Study
 from layermem_bench.studies.result import (
     Claim,
     Direction,
     Drawing,
     PaperNumber,
-    Picture,
     Point,
     RunRecord,
     Scale,
 )
 
+T = TypeVar("T")
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SEEDS: Mapping[Scale, int] = {"tiny": 5, "small": 3, "paper": 1}
 """Seeds of each scale where none are asked for; the paper reports one run of each arm."""
 FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
-"""What the runs on text of the larger scales need."""
+_TINY_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+# Learning rates that are tried; the paper has one.
+_TEXT_RATES = {"tiny": _TINY_RATES, "small": (3e-4, 1e-3, 3e-3), "paper": ()}
+_ARITHMETIC_RATES = {"tiny": _TINY_RATES, "small": (1e-3, 3e-3, 1e-2), "paper": ()}
+Runs = Mapping[str, Mapping[int, RunRecord]]
+"""Ended runs of a board by arm and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observing(Trained):
-    """The ended runs of an artefact: records by board, arm and seed."""
+class Artefact(Study):
+    """A table or figure at one scale; ``get_artefact`` says its name, its title and its seeds."""
 
-    scale: Scale
-    """Size of the runs."""
-    task_records: tuple[str, ...] = ()
-    """Records of evaluation tasks, as ``layermem eval`` takes them."""
-
-    def of(self, board: Board) -> Mapping[str, Mapping[int, RunRecord]]:
-        """Return a board's runs by arm and seed."""
-        return self.records.get(board.name, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Artefact:
-    """One table or figure of the paper, at three scales."""
-
-    title: str
-    """What it shows."""
-    claim: str
-    """The paper's claim in one sentence."""
-    boards: Callable[[Scale], tuple[Board, ...]] = lambda scale: ()
-    """What is trained at a scale; nothing for what is counted or measured."""
-    observe: Callable[[Observing], Iterable[Observed | Picture]]
-    """The numbers and pictures of ended runs, or of what needs no run."""
-    numbers: tuple[PaperNumber, ...] = ()
-    """What the paper prints."""
-    claims: Callable[[Scale], Iterable[Claim]]
-    """What it claims of the arms of a scale."""
-    drawings: Callable[[Scale], tuple[Drawing, ...]] = lambda scale: ()
-    """What it draws at a scale."""
-    needs: Mapping[Scale, str] = field(default_factory=dict)
-    """What a scale needs, a GPU among it, without which it is refused; none: a CPU is enough."""
-    notes: tuple[str, ...] = ()
-    """What tempers the comparison with the paper."""
+    name: str = ""
+    title: str = ""
+    seeds: tuple[int, ...] = (0,)
+    boards: tuple[Board, ...] = ()
     tasks: tuple[str, ...] = ()
     """Evaluation tasks that models are asked, by their columns."""
-    missing: str = ""
-    """What is not installed that it needs; empty: nothing."""
-
-    def study(
-        self, name: str, scale: Scale, count: int | None = None, task_records: Sequence[str] = ()
-    ) -> Study:
-        """Return its study at a scale; ``count``: how many seeds (None: as many as the scale has).
-
-        Seeds start with that of its presets, which is 0 but for the paper's 42.
-        """
-        boards, records = self.boards(scale), tuple(task_records)
-        first = max((board.base.seed for board in boards), default=0)
-        return Study(
-            name=f"paper/{name}-{scale}",
-            title=self.title,
-            boards=boards,
-            seeds=tuple(range(first, first + (SEEDS[scale] if count is None else count))),
-            observe=lambda trained: self.observe(
-                Observing(**vars(trained), scale=scale, task_records=records)
-            ),
-            scale=scale,
-            claim=self.claim,
-            papers=self.numbers,
-            claims=tuple(self.claims(scale)),
-            drawings=self.drawings(scale),
-            notes=self.notes,
-            missing=self.missing,
-        )
+    needs: str = ""
+    """What it needs, a GPU among it, without which it is refused; empty: a CPU is enough."""
 
 
-on_text = partial(Artefact, needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"})
-"""An artefact of runs on text."""
+def board(scale: Scale, base: Run, arms: str = "plain,lime", name: str = "") -> Board:
+    """Return a board of variants with the learning rates that are tried at a scale."""
+    rates = _ARITHMETIC_RATES if base.task.name else _TEXT_RATES
+    return board_of(base, arms, rates[scale], name=name)
 
 
-def board(
-    base: Run,
-    arms: Sequence[str] = ("plain", "lime"),
-    rates: Sequence[float] = (),
-    starts_from: Board | None = None,
-    name: str = "",
-) -> Board:
-    """Return a board of variants; ``name``: that of the preset if it is empty."""
-    return Board(
-        name=name or base.preset,
-        base=base,
-        arms=arms_of_variants(arms, base),
-        rates=tuple(rates),
-        starts_from=starts_from,
-    )
+def grouped_queries(scale: Scale, arms: str = "plain,lime") -> Board:
+    """Return the runs on text with grouped-query attention; the paper's 1B has 8 heads of 32."""
+    if scale == "paper":
+        return board(scale, get_preset("paper-1b-gqa"), arms)
+    base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
+    grouped = replace(base, model=replace(base.model, num_key_value_heads=2))
+    return board(scale, grouped, arms, f"{base.preset}-gqa")
 
 
-def claims_of_lime(
-    *,
-    similar: Iterable[str] = (),
-    lower: Iterable[str] = (),
-    higher: Iterable[str] = (),
-    against: str = "plain",
+def full_attention(scale: Scale) -> Board:
+    """Return the runs on text with a key-value head for every query head."""
+    presets = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-1b-full"}
+    return board(scale, get_preset(presets[scale]))
+
+
+def lime_is(
+    direction: Direction, *quantities: str, against: str | None = "plain"
 ) -> tuple[Claim, ...]:
-    """Return how LIMe is claimed to differ from another arm: the quantities of each direction."""
-    directions: Mapping[Direction, Iterable[str]]
-    directions = {"similar": similar, "lower": lower, "higher": higher}
+    """Return how LIMe is claimed to differ from another arm in some quantities."""
     return tuple(
-        Claim(quantity=each, arm="lime", direction=direction, against=against)
-        for direction, quantities in directions.items()
-        for each in quantities
+        Claim(quantity=quantity, arm="lime", direction=direction, against=against)
+        for quantity in quantities
     )
 
 
@@ -154,3 +98,28 @@ def lines(
         for quantity, arm in [row(line, at)]
     )
     return Drawing(across=across, up=up, points=points)
+
+
+def observe(
+    by_arm: Mapping[str, Mapping[int, T]],
+    quantity: str,
+    value: Callable[[T], float],
+    chance: Callable[[T], float] | None = None,
+    *,
+    is_share: bool = False,
+) -> Iterator[Observed]:
+    """Yield a number of what each arm has by seed; ``chance``: what a guess at it comes to."""
+    for arm, by_seed in by_arm.items():
+        yield Observed(
+            quantity=quantity,
+            arm=arm,
+            by_seed={seed: value(each) for seed, each in by_seed.items()},
+            is_share=is_share,
+            chance=max(map(chance, by_seed.values()), default=None) if chance else None,
+        )
+
+
+def pairs(runs: Runs) -> dict[int, tuple[RunRecord, RunRecord]]:
+    """Return LIMe's run and the plain decoder's by seed, of the seeds that both have."""
+    lime, plain = (runs.get(arm, {}) for arm in ("lime", "plain"))
+    return {seed: (run, plain[seed]) for seed, run in lime.items() if seed in plain}

@@ -1,24 +1,27 @@
 """Costs at the sizes of the paper's models: Tables 8 (counted) and 9 (measured)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from layermem_bench.config.computing import Mode
+from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import count_cost
 from layermem_bench.costs.measuring import Measurement, Shape, device_and_precision, measure
 from layermem_bench.costs.model_sizes import model_fields, model_sizes
-from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime
+from layermem_bench.paper.artefact import Artefact, full_attention, grouped_queries, lime_is
 from layermem_bench.paper.evaluated import ARMS
-from layermem_bench.paper.trained import full_attention, grouped_queries
-from layermem_bench.studies.definition import Board, Observed
+from layermem_bench.studies.definition import Observed, Trained
 from layermem_bench.studies.result import ABOVE_PLAIN, Claim, PaperNumber, Scale
 
-# Each half of a table, and the board whose runs have its sizes.
-_HALVES: Mapping[str, Callable[[Scale], Board]]
-_HALVES = {"grouped queries": grouped_queries, "full attention": full_attention}
+
+def _halves(scale: Scale) -> dict[str, Run]:
+    """Return each half of a table: a run of its sizes."""
+    boards = {"grouped queries": grouped_queries(scale), "full attention": full_attention(scale)}
+    return {half: board.base for half, board in boards.items()}
 
 
-def _numbers(
+def _papers(
     where: str, quantities: Sequence[str], printed: Mapping[tuple[str, str], Sequence[float]]
 ) -> tuple[PaperNumber, ...]:
     """Return the numbers of a table by its part and arm, of LLaMA without those above its own."""
@@ -28,20 +31,11 @@ def _numbers(
             arm=arm,
             value=value,
             where=where,
-            is_share=quantity.endswith(ABOVE_PLAIN),
+            is_share=ABOVE_PLAIN in quantity,
         )
         for (part, arm), values in printed.items()
         for quantity, value in zip(quantities, values, strict=False)
     )
-
-
-def _observe(
-    part: str, arm: str, values: Mapping[str, Mapping[int, float]], *, counted: bool = False
-) -> Iterator[Observed]:
-    for quantity, by_seed in values.items():
-        is_share = quantity.endswith(ABOVE_PLAIN)
-        name = f"{quantity}, {part}"
-        yield Observed(quantity=name, arm=arm, by_seed=by_seed, is_share=is_share, counted=counted)
 
 
 # Table 8: parameters and FLOPs as printed, and by which share they exceed LLaMA's.
@@ -56,91 +50,33 @@ _COUNTED = {
 _COUNTS = ("parameters", "forward FLOPs", f"parameters{ABOVE_PLAIN}", f"forward FLOPs{ABOVE_PLAIN}")
 
 
-def _table8(trained: Observing) -> Iterator[Observed]:
-    for half, board in _HALVES.items():
-        run = board(trained.scale).base
-        counted = {arm: count_cost(arm, replace(run, variant=arm)) for arm in ARMS}
-        for arm, cost in counted.items():
-            ours, plain = (
-                (each.parameters, each.forward_in_paper) for each in (cost, counted["plain"])
-            )
-            values = (*ours, *(a / b - 1 for a, b in zip(ours, plain, strict=True)))
-            by_quantity = {what: {0: value} for what, value in zip(_COUNTS, values, strict=True)}
-            yield from _observe(half, arm, by_quantity, counted=True)
+def table8(scale: Scale) -> Artefact:
+    """Parameters and forward FLOPs, 1B."""
+    halves = _halves(scale)
 
+    def observe(trained: Trained) -> Iterator[Observed]:
+        for half, run in halves.items():
+            costs = {arm: count_cost(arm, replace(run, variant=arm)) for arm in ARMS}
+            counted = {arm: (each.parameters, each.forward_in_paper) for arm, each in costs.items()}
+            for arm, ours in counted.items():
+                above = (a / b - 1 for a, b in zip(ours, counted["plain"], strict=True))
+                values = (*ours, *above)
+                for quantity, value in zip(_COUNTS, values, strict=True):
+                    yield Observed(
+                        quantity=f"{quantity}, {half}",
+                        arm=arm,
+                        by_seed={0: value},
+                        is_share=ABOVE_PLAIN in quantity,
+                        counted=True,
+                    )
 
-# Table 9: milliseconds and GB as printed, and by which share they exceed LLaMA's.
-_MEASURED = {
-    ("grouped queries, reduce-overhead", "plain"): (65.770, 16.035),
-    ("grouped queries, reduce-overhead", "lime"): (66.533, 16.035, 0.0116, 0.0),
-    ("grouped queries, reduce-overhead", "hyper_connections"): (81.003, 16.040, 0.2316, 0.0003),
-    ("grouped queries, default", "plain"): (66.404, 20.489),
-    ("grouped queries, default", "lime"): (67.449, 20.490, 0.0157, 0.0),
-    ("grouped queries, default", "hyper_connections"): (83.265, 21.693, 0.2539, 0.0588),
-    ("full attention, reduce-overhead", "plain"): (69.776, 17.535),
-    ("full attention, reduce-overhead", "lime"): (77.093, 17.537, 0.1049, 0.0001),
-    ("full attention, reduce-overhead", "hyper_connections"): (84.990, 17.540, 0.2180, 0.0003),
-    ("full attention, default", "plain"): (70.258, 22.364),
-    ("full attention, default", "lime"): (77.607, 22.367, 0.1046, 0.0001),
-    ("full attention, default", "hyper_connections"): (86.314, 23.007, 0.2285, 0.0287),
-}
-_COMPILED: tuple[Mode, ...] = ("reduce-overhead", "default")
-_MODES: dict[Scale, tuple[Mode, ...]]
-_MODES = {"tiny": ("eager",), "small": _COMPILED, "paper": _COMPILED}
-_MORE_TIME, _MORE_MEMORY = f"time{ABOVE_PLAIN}", f"peak memory{ABOVE_PLAIN}"
-_SECONDS, _PEAK = "seconds of a step", "peak bytes"
-_BATCH, _REPEATS = 4, 9
-
-
-def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
-    """Yield what a step took, and by which share that exceeds the plain decoder's."""
-    yield _SECONDS, step.seconds
-    yield _MORE_TIME, step.seconds / plain.seconds - 1
-    # Some systems do not say what the peak was.
-    if step.peak is not None and plain.peak:
-        yield _PEAK, step.peak
-        yield _MORE_MEMORY, step.peak / plain.peak - 1
-
-
-def _table9(trained: Observing) -> Iterator[Observed]:
-    device, precision = device_and_precision()
-    for half, board in _HALVES.items():
-        run = board(trained.scale).base
-        fields, tokens = model_fields(run), round(model_sizes(run)[1])
-        models = {arm: (arm, fields) for arm in ARMS}
-        shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision)
-        for mode in _MODES[trained.scale]:
-            at_mode = replace(shape, mode=mode)
-            steps = {repeat: measure(models, at_mode, _REPEATS) for repeat in trained.seeds}
-            for arm in ARMS:
-                values: dict[str, dict[int, float]] = {}
-                for repeat, of_arms in steps.items():
-                    for what, value in _step(of_arms[arm], of_arms["plain"]):
-                        values.setdefault(what, {})[repeat] = value
-                yield from _observe(f"{half}, {mode}", arm, values)
-
-
-def _table9_claims(scale: Scale) -> Iterator[Claim]:
-    """Yield what is claimed of LIMe relative to another arm, which any machine can judge."""
-    for half in _HALVES:
-        for mode in _MODES[scale]:
-            time, memory = (f"{what}, {half}, {mode}" for what in (_MORE_TIME, _MORE_MEMORY))
-            yield from claims_of_lime(lower=[time], against="hyper_connections")
-            yield from claims_of_lime(similar=[memory])
-            yield from claims_of_lime(lower=[memory], against="hyper_connections")
-
-
-ARTEFACTS = {
-    "table8": Artefact(
-        title="Parameters and forward FLOPs, 1B",
+    return Artefact(
         claim="LIMe has +0.00% parameters and +0.08% FLOPs with grouped queries, +0.01% and +1.22% "
         "with full attention.",
-        observe=_table8,
-        numbers=_numbers("Table 8", _COUNTS, _COUNTED),
-        claims=lambda scale: tuple(
-            Claim(quantity=f"{what}, {half}", arm="lime", against=None, direction="equal")
-            for half in _HALVES
-            for what in _COUNTS[2:]
+        observe=observe,
+        papers=_papers("Table 8", _COUNTS, _COUNTED),
+        claims=lime_is(
+            "equal", *(f"{more}, {half}" for half in halves for more in _COUNTS[2:]), against=None
         ),
         notes=(
             "FLOPs are in the paper's counting: one for a multiply-add of linear layers and "
@@ -148,22 +84,82 @@ ARTEFACTS = {
             "Hyper-Connections as implemented here come to other figures than in the paper; "
             "nothing is claimed of them.",
         ),
-    ),
-    "table9": Artefact(
-        title="Time and peak memory of a training step, 1B",
+    )
+
+
+# Table 9: seconds and bytes as printed, and by which share they exceed LLaMA's.
+_MEASURED = {
+    ("grouped queries, reduce-overhead", "plain"): (0.065770, 16.035e9),
+    ("grouped queries, reduce-overhead", "lime"): (0.066533, 16.035e9, 0.0116, 0.0),
+    ("grouped queries, reduce-overhead", "hyper_connections"): (0.081003, 16.040e9, 0.2316, 0.0003),
+    ("grouped queries, default", "plain"): (0.066404, 20.489e9),
+    ("grouped queries, default", "lime"): (0.067449, 20.490e9, 0.0157, 0.0),
+    ("grouped queries, default", "hyper_connections"): (0.083265, 21.693e9, 0.2539, 0.0588),
+    ("full attention, reduce-overhead", "plain"): (0.069776, 17.535e9),
+    ("full attention, reduce-overhead", "lime"): (0.077093, 17.537e9, 0.1049, 0.0001),
+    ("full attention, reduce-overhead", "hyper_connections"): (0.084990, 17.540e9, 0.2180, 0.0003),
+    ("full attention, default", "plain"): (0.070258, 22.364e9),
+    ("full attention, default", "lime"): (0.077607, 22.367e9, 0.1046, 0.0001),
+    ("full attention, default", "hyper_connections"): (0.086314, 23.007e9, 0.2285, 0.0287),
+}
+_COMPILED: tuple[Mode, ...] = ("reduce-overhead", "default")
+_MODES: dict[Scale, tuple[Mode, ...]]
+_MODES = {"tiny": ("eager",), "small": _COMPILED, "paper": _COMPILED}
+_SECONDS, _PEAK = "seconds of a step", "peak bytes"
+_MORE_TIME, _MORE_MEMORY = f"time{ABOVE_PLAIN}", f"peak memory{ABOVE_PLAIN}"
+_BATCH, _REPEATS = 4, 9
+
+
+def _took(
+    part: str, arm: str, steps: Mapping[int, Mapping[str, Measurement]]
+) -> Iterator[Observed]:
+    """Yield what a step took by repeat, and by which share that exceeds the plain decoder's."""
+    values = defaultdict[str, dict[int, float]](dict)
+    for repeat, of_arms in steps.items():
+        ours, plain = of_arms[arm], of_arms["plain"]
+        values[_SECONDS][repeat] = ours.seconds
+        values[_MORE_TIME][repeat] = ours.seconds / plain.seconds - 1
+        # Some systems do not say what the peak was.
+        if ours.peak is not None and plain.peak:
+            values[_PEAK][repeat] = ours.peak
+            values[_MORE_MEMORY][repeat] = ours.peak / plain.peak - 1
+    for quantity, by_repeat in values.items():
+        is_share, name = ABOVE_PLAIN in quantity, f"{quantity}, {part}"
+        yield Observed(quantity=name, arm=arm, by_seed=by_repeat, is_share=is_share)
+
+
+def table9(scale: Scale) -> Artefact:
+    """Time and peak memory of a training step, 1B."""
+    halves, modes = _halves(scale), _MODES[scale]
+
+    def observe(trained: Trained) -> Iterator[Observed]:
+        device, precision = device_and_precision()
+        for half, run in halves.items():
+            fields, tokens = model_fields(run), round(model_sizes(run)[1])
+            models = {arm: (arm, fields) for arm in ARMS}
+            shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision)
+            for mode in modes:
+                at_mode = replace(shape, mode=mode)
+                steps = {repeat: measure(models, at_mode, _REPEATS) for repeat in trained.seeds}
+                for arm in ARMS:
+                    yield from _took(f"{half}, {mode}", arm, steps)
+
+    def claims() -> Iterator[Claim]:
+        """Yield what is claimed of LIMe relative to another arm, which any machine can judge."""
+        for part in (f"{half}, {mode}" for half in halves for mode in modes):
+            time, memory = (f"{more}, {part}" for more in (_MORE_TIME, _MORE_MEMORY))
+            yield from lime_is("lower", time, against="hyper_connections")
+            yield from lime_is("similar", memory)
+            yield from lime_is("lower", memory, against="hyper_connections")
+
+    needs = {"tiny": "", "small": "a GPU", "paper": "a GPU, the paper's an H100"}
+    return Artefact(
         claim="LIMe takes 1.16% to 1.57% more time with grouped queries, 10.5% with full "
         "attention, and no more memory, far less than Hyper-Connections.",
-        observe=_table9,
-        numbers=_numbers(
-            "Table 9",
-            (_SECONDS, _PEAK, _MORE_TIME, _MORE_MEMORY),
-            {
-                part_and_arm: (round(milliseconds / 1e3, 9), round(gigabytes * 1e9), *above)
-                for part_and_arm, (milliseconds, gigabytes, *above) in _MEASURED.items()
-            },
-        ),
-        claims=_table9_claims,
-        needs={"small": "a GPU", "paper": "a GPU, the paper's an H100"},
+        observe=observe,
+        papers=_papers("Table 9", (_SECONDS, _PEAK, _MORE_TIME, _MORE_MEMORY), _MEASURED),
+        claims=tuple(claims()),
+        needs=needs[scale],
         notes=(
             "Seeds are repeats of the whole measurement, each with all arms in turn in one "
             "process.",
@@ -173,5 +169,7 @@ ARTEFACTS = {
             "Memory without LIMe's concatenation of slots is a property of the compiler and of the "
             "implementation; scale tiny is eager.",
         ),
-    ),
-}
+    )
+
+
+ARTEFACTS = (table8, table9)

@@ -1,6 +1,7 @@
 """What trained models come to: Figures 1, 4, 6, 10 and 11, Table 7 and ProsQA."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,122 +9,153 @@ from layermem_bench.costs.model_sizes import reshaped
 from layermem_bench.paper.artefact import (
     FINEWEB,
     Artefact,
-    Observing,
+    Runs,
     board,
-    claims_of_lime,
+    full_attention,
+    grouped_queries,
+    lime_is,
     lines,
-    on_text,
+    observe,
+    pairs,
     shares,
 )
-from layermem_bench.paper.inspecting import (
-    analyses,
-    entropy,
-    losses,
-    lower_perplexity,
-    perplexities,
-    right_answers,
-    saved,
-)
+from layermem_bench.paper.inside import NUMBERS, analyses, entropy
 from layermem_bench.presets import get_preset
-from layermem_bench.studies.definition import Board, Observed
+from layermem_bench.studies.definition import Board, Observed, Trained
 from layermem_bench.studies.result import (
     LOSS,
     RIGHT_ANSWERS,
     Claim,
     PaperNumber,
+    RunRecord,
     Scale,
+    Validation,
 )
 
-_TINY_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-Rates = dict[Scale, tuple[float, ...]]
-"""Learning rates that are tried; the paper has one."""
-TEXT_RATES: Rates = {"tiny": _TINY_RATES, "small": (3e-4, 1e-3, 3e-3), "paper": ()}
-ARITHMETIC_RATES: Rates = {"tiny": _TINY_RATES, "small": (1e-3, 3e-3, 1e-2), "paper": ()}
-_DEPTH_RATES: Rates = {**TEXT_RATES, "tiny": (1e-3, 3e-3, 1e-2)}
 _TRAINING_LOSS = (
     "The paper draws training loss; here it is validation loss, at the same steps of both arms."
 )
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
-_SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
-_SAVED_TOKENS = "tokens saved on the way to the higher last loss"
-
-
-def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
-    """Return the runs on text with grouped-query attention; the paper's 1B has 8 heads of 32."""
-    if scale == "paper":
-        return board(get_preset("paper-1b-gqa"), arms)
-    base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
-    grouped = replace(base, model=replace(base.model, num_key_value_heads=2))
-    return board(grouped, arms, TEXT_RATES[scale], name=f"{base.preset}-gqa")
-
-
-def full_attention(scale: Scale) -> Board:
-    """Return the runs on text with a key-value head for every query head."""
-    presets = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-1b-full"}
-    return board(get_preset(presets[scale]), rates=TEXT_RATES[scale])
-
-
-def arithmetic(scale: Scale, operands: int) -> Board:
-    """Return the runs on expressions of so many operands."""
-    return board(get_preset(f"{scale}-aet-{operands}"), rates=ARITHMETIC_RATES[scale])
-
-
-# Of figure 4.
 _OPERANDS = (4, 5, 6)
 
 
-def answers(operands: int) -> str:
-    """Return the quantity of right answers."""
-    return f"right answers, {operands} operands"
+_SAVED = {
+    across: f"{across} saved on the way to the higher last loss" for across in ("FLOPs", "tokens")
+}
 
 
-_ENTROPY = "entropy of the last layer's values"
+def losses(runs: Runs) -> Iterator[Observed]:
+    """Yield the last validation loss of each arm."""
+    return observe(runs, LOSS, lambda run: run.metrics[LOSS])
 
 
-def _entropies(operands: int) -> str:
-    return f"{_ENTROPY}, {operands} operands"
+def perplexities(runs: Runs, quantity: str) -> Iterator[Observed]:
+    """Yield the exponential of the last validation loss of each arm."""
+    return observe(runs, quantity, lambda run: math.exp(run.metrics[LOSS]))
 
 
-def _fig4(trained: Observing) -> Iterator[Observed]:
-    for operands in _OPERANDS:
-        of_arithmetic = arithmetic(trained.scale, operands)
-        yield from right_answers(trained, of_arithmetic, answers(operands))
-        analysed = analyses(trained, of_arithmetic, ("1", "2", "3", "4"), 200)
-        yield from entropy(analysed, "routed", _entropies(operands), layer=-1)
+def right_answers(runs: Runs, quantity: str) -> Iterator[Observed]:
+    """Yield the share of test problems that each arm solves, with a guess's."""
+
+    def chance(run: RunRecord) -> float:
+        return (run.solved and run.solved.chance) or 0.0
+
+    return observe(runs, quantity, lambda r: r.metrics[RIGHT_ANSWERS], chance, is_share=True)
 
 
-def _prosqa(scale: Scale) -> Board:
-    text = board(get_preset("paper-150m")) if scale == "paper" else None
-    return board(get_preset(f"{scale}-prosqa"), starts_from=text)
+def saved(runs: Runs, across: str) -> Iterator[Observed]:
+    """Yield which share of tokens or FLOPs LIMe saves on the way to a validation loss.
+
+    The loss is the higher one of its and the plain decoder's last, seed by seed, so that both reach
+    it, whichever is better. ``across``: of ``_SAVED``. The share is below 0 where it needs more
+    than the plain decoder, which saves nothing against itself.
+    """
+
+    def share(pair: tuple[RunRecord, RunRecord]) -> float:
+        target = max(record.validations[-1].val_loss for record in pair)
+        ours, theirs = (_reached(record.validations, across, target) for record in pair)
+        return 1 - ours / theirs
+
+    both = pairs(runs)
+    yield from observe({"lime": both}, _SAVED[across], share, is_share=True)
+    yield from observe({"plain": both}, _SAVED[across], lambda pair: 0.0, is_share=True)
 
 
-def _fig1(trained: Observing) -> Iterator[Observed]:
-    text = grouped_queries(trained.scale)
-    yield from perplexities(trained, text, _PERPLEXITY)
-    yield from lower_perplexity(trained, text, _LOWER)
-    yield from saved(trained, text, "flops", _SAVED_FLOPS)
+def _reached(curve: Sequence[Validation], across: str, target: float) -> float:
+    """Return the tokens or FLOPs at which a curve is first at a loss, or interpolated, below it."""
+    points = [(float(getattr(each, across.lower())), each.val_loss) for each in curve]
+    first = next(i for i, (_, loss) in enumerate(points) if loss <= target)
+    if first == 0:
+        return points[0][0]
+    (at_before, loss_before), (at, loss) = points[first - 1], points[first]
+    return at_before + (loss_before - target) / (loss_before - loss) * (at - at_before)
 
 
-def _fig10(trained: Observing) -> Iterator[Observed]:
-    text = grouped_queries(trained.scale)
-    yield from losses(trained, text)
-    yield from saved(trained, text, "tokens", _SAVED_TOKENS)
+def _faster(trained: Trained, text: Board, *across: str) -> Iterator[Observed]:
+    """Yield perplexities, by which share LIMe's is below the plain decoder's, and what it saves."""
+
+    def below(pair: tuple[RunRecord, RunRecord]) -> float:
+        ours, theirs = (run.metrics[LOSS] for run in pair)
+        return 1 - math.exp(ours - theirs)
+
+    runs = trained.of(text)
+    yield from perplexities(runs, _PERPLEXITY)
+    yield from observe({"lime": pairs(runs)}, _LOWER, below, is_share=True)
+    for each in across:
+        yield from saved(runs, each)
 
 
-def _fig11(trained: Observing) -> Iterator[Observed]:
-    text = full_attention(trained.scale)
-    yield from perplexities(trained, text, _PERPLEXITY)
-    yield from lower_perplexity(trained, text, _LOWER)
-    yield from saved(trained, text, "flops", _SAVED_FLOPS)
-    yield from saved(trained, text, "tokens", _SAVED_TOKENS)
+def fig1(scale: Scale) -> Artefact:
+    """Loss per training FLOP, grouped-query attention."""
+    text = grouped_queries(scale)
+    return Artefact(
+        claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
+        "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
+        boards=(text,),
+        observe=lambda trained: _faster(trained, text, "FLOPs"),
+        papers=shares(
+            "section 1, with GQA", {(_SAVED["FLOPs"], "lime"): 0.089, (_LOWER, "lime"): 0.0091}
+        ),
+        claims=(*lime_is("lower", _PERPLEXITY), *lime_is("higher", _SAVED["FLOPs"])),
+        notes=(
+            _TRAINING_LOSS,
+            "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
+            "FLOPs are counted in closed form, three forwards a step, attention to all keys.",
+        ),
+    )
 
 
-# Figure 6.
-_DEPTHS: dict[Scale, tuple[int, ...]]
-_DEPTHS = {"tiny": (8, 16, 32, 64), "small": (16, 32, 64), "paper": (32, 64, 128)}
+def fig10(scale: Scale) -> Artefact:
+    """Loss per token, grouped-query attention."""
+    text = grouped_queries(scale)
+    return Artefact(
+        claim="LIMe with grouped-query attention is more data efficient than LLaMA.",
+        boards=(text,),
+        observe=lambda trained: (*losses(trained.of(text)), *saved(trained.of(text), "tokens")),
+        claims=(*lime_is("lower", LOSS), *lime_is("higher", _SAVED["tokens"])),
+        notes=(_TRAINING_LOSS, "The figure prints no numbers."),
+    )
+
+
+def fig11(scale: Scale) -> Artefact:
+    """Loss per training FLOP and per token, full attention."""
+    text = full_attention(scale)
+    return Artefact(
+        claim="Without grouped queries LIMe converges 15.3% faster in FLOPs, is more data "
+        "efficient and ends at a 1.15% lower perplexity (1B).",
+        boards=(text,),
+        observe=lambda trained: _faster(trained, text, "FLOPs", "tokens"),
+        papers=shares("section 1", {(_SAVED["FLOPs"], "lime"): 0.153, (_LOWER, "lime"): 0.0115}),
+        claims=(*lime_is("lower", _PERPLEXITY), *lime_is("higher", *_SAVED.values())),
+        notes=(
+            _TRAINING_LOSS,
+            "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
+        ),
+    )
 
 
 def _deep(scale: Scale, depth: int) -> Board:
+    """Return the runs of Figure 6 at one depth."""
     if scale == "tiny":
         base = reshaped(get_preset("tiny-lm"), depth, width=32)
     elif scale == "small":
@@ -131,26 +163,43 @@ def _deep(scale: Scale, depth: int) -> Board:
         base = replace(get_preset("small-30m"), model=replace(papers, num_hidden_layers=depth))
     else:
         base = get_preset(f"paper-depth-{depth}")
-    return board(base, rates=_DEPTH_RATES[scale], name=f"{scale}-depth-{depth}")
+    made = board(scale, base, name=f"{scale}-depth-{depth}")
+    return replace(made, rates=made.rates[:3])
 
 
-def _arm_at(arm: str, depth: int) -> str:
-    return f"{arm}, {depth} layers"
+def fig6(scale: Scale) -> Artefact:
+    """Deep decoders: loss by depth."""
+    depths = {"tiny": (8, 16, 32, 64), "small": (16, 32, 64), "paper": (32, 64, 128)}[scale]
+    boards = {depth: _deep(scale, depth) for depth in depths}
 
+    def at(arm: str, depth: int) -> str:
+        return f"{arm}, {depth} layers"
 
-def _fig6(trained: Observing) -> Iterator[Observed]:
-    for depth in _DEPTHS[trained.scale]:
-        for observed in losses(trained, _deep(trained.scale, depth)):
-            yield replace(observed, arm=_arm_at(observed.arm, depth))
+    def observe(trained: Trained) -> Iterator[Observed]:
+        for depth, deep in boards.items():
+            for observed in losses(trained.of(deep)):
+                yield replace(observed, arm=at(observed.arm, depth))
 
-
-def _fig6_claims(scale: Scale) -> Iterator[Claim]:
     # The deepest first, as half of it against all of it is what the figure is known for.
-    depths = sorted(_DEPTHS[scale], reverse=True)
-    halves = [(half, whole) for whole, half in pairwise(depths)]
-    for ours, theirs in (*halves, *zip(depths, depths, strict=True)):
-        arm, against = _arm_at("lime", ours), _arm_at("plain", theirs)
-        yield Claim(quantity=LOSS, arm=arm, against=against, direction="lower")
+    halves = [(half, whole) for half, whole in pairwise(depths)][::-1]
+    return Artefact(
+        claim="LIMe outperforms LLaMA at 32, 64 and 128 layers, and LIMe of 64 layers outperforms "
+        "LLaMA of 128.",
+        boards=tuple(boards.values()),
+        observe=observe,
+        claims=tuple(
+            Claim(quantity=LOSS, arm=at("lime", a), against=at("plain", b), direction="lower")
+            for a, b in (*halves, *((depth, depth) for depth in depths[::-1]))
+        ),
+        drawings=(lines(LOSS, "layers", depths, lambda arm, depth: (LOSS, at(arm, depth))),),
+        notes=(
+            _TRAINING_LOSS,
+            "Scale tiny has heads of width 8: its deepest models are those of the board "
+            "tiny-lm@64x32; scale small has the paper's width and heads.",
+            "The figure prints no numbers; width, steps and seed are those of an earlier release "
+            "of the paper's code, the learning rate is assumed.",
+        ),
+    )
 
 
 # Table 7: the arms with the perplexities that are printed.
@@ -165,126 +214,54 @@ _ROUTERS = {
     "lime:router=first:router_window=6": 15.9906,
     "lime": 15.9267,
 }
-_ROUTER_PRESETS: dict[Scale, tuple[str, ...]]
-_ROUTER_PRESETS = {
-    "tiny": ("tiny-lm", "tiny-aet-4"),
-    "small": ("small-30m",),
-    "paper": ("paper-150m",),
-}
-_VALIDATION_PERPLEXITY = "validation perplexity"
 
 
-def _router_arms(layers: int) -> tuple[str, ...]:
-    """Return the arms without those that are the full router at this depth."""
+def _of_routers(scale: Scale, preset: str) -> Board:
+    """Return the runs of Table 7 on a preset, without arms that are the full router there."""
+    base = get_preset(preset)
     # The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
     # layer before and the own beside its window.
+    layers = base.model.num_hidden_layers
     full = {
         f"lime:router={kind}:router_window={window}"
         for kind, most in (("last", layers - 1), ("first", layers - 3))
         for window in (2, 4, 6)
         if window > most
     }
-    return tuple(arm for arm in _ROUTERS if arm not in full)
+    return board(scale, base, ",".join(arm for arm in _ROUTERS if arm not in full))
 
 
-def _router_board(scale: Scale, preset: str) -> Board:
-    base = get_preset(preset)
-    rates = (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale]
-    return board(base, _router_arms(base.model.num_hidden_layers), rates)
+def table7(scale: Scale) -> Artefact:
+    """Constrained routers, validation perplexity, 150M."""
+    of_text = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-150m"}[scale]
+    presets = [of_text, "tiny-aet-4"] if scale == "tiny" else [of_text]
+    boards = tuple(_of_routers(scale, preset) for preset in presets)
+    perplexity, right = "validation perplexity", _answers(4)
 
+    def observe(trained: Trained) -> Iterator[Observed]:
+        text, *of_arithmetic = map(trained.of, boards)
+        yield from perplexities(text, perplexity)
+        for runs in of_arithmetic:
+            yield from right_answers(runs, right)
 
-def _router_boards(scale: Scale) -> tuple[Board, ...]:
-    return tuple(_router_board(scale, preset) for preset in _ROUTER_PRESETS[scale])
+    def claims() -> Iterator[Claim]:
+        text, *of_arithmetic = ([a.name for a in b.arms if a.name != "lime"] for b in boards)
+        for arm in text:
+            yield from lime_is("lower", perplexity, against=arm)
+        yield Claim(quantity=perplexity, arm="lime:router=average", direction="similar")
+        for arm in (arm for arms in of_arithmetic for arm in arms):
+            yield from lime_is("higher", right, against=arm)
 
-
-def _table7(trained: Observing) -> Iterator[Observed]:
-    on_text, *on_answers = _router_boards(trained.scale)
-    yield from perplexities(trained, on_text, _VALIDATION_PERPLEXITY)
-    for of_arithmetic in on_answers:
-        yield from right_answers(trained, of_arithmetic, answers(4))
-
-
-def _table7_claims(scale: Scale) -> Iterator[Claim]:
-    on_text, *on_answers = (
-        [arm.name for arm in each.arms if arm.name != "lime"] for each in _router_boards(scale)
-    )
-    for arm in on_text:
-        yield from claims_of_lime(lower=[_VALIDATION_PERPLEXITY], against=arm)
-    yield Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
-    for arms in on_answers:
-        for arm in arms:
-            yield from claims_of_lime(higher=[answers(4)], against=arm)
-
-
-ARTEFACTS = {
-    "fig1": on_text(
-        title="Loss per training FLOP, grouped-query attention",
-        claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
-        "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
-        boards=lambda scale: (grouped_queries(scale),),
-        observe=_fig1,
-        numbers=shares(
-            "section 1, with GQA", {(_SAVED_FLOPS, "lime"): 0.089, (_LOWER, "lime"): 0.0091}
-        ),
-        claims=lambda scale: claims_of_lime(lower=[_PERPLEXITY], higher=[_SAVED_FLOPS]),
-        notes=(
-            _TRAINING_LOSS,
-            "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
-            "FLOPs are counted in closed form, three forwards a step, attention to all keys.",
-        ),
-    ),
-    "fig6": on_text(
-        title="Deep decoders: loss by depth",
-        claim="LIMe outperforms LLaMA at 32, 64 and 128 layers, and LIMe of 64 layers outperforms "
-        "LLaMA of 128.",
-        boards=lambda scale: tuple(_deep(scale, depth) for depth in _DEPTHS[scale]),
-        observe=_fig6,
-        claims=_fig6_claims,
-        drawings=lambda scale: (
-            lines(LOSS, "layers", _DEPTHS[scale], lambda arm, depth: (LOSS, _arm_at(arm, depth))),
-        ),
-        notes=(
-            _TRAINING_LOSS,
-            "Scale tiny has heads of width 8: its deepest models are those of the board "
-            "tiny-lm@64x32; scale small has the paper's width and heads.",
-            "The figure prints no numbers; width, steps and seed are those of an earlier release "
-            "of the paper's code, the learning rate is assumed.",
-        ),
-    ),
-    "fig10": on_text(
-        title="Loss per token, grouped-query attention",
-        claim="LIMe with grouped-query attention is more data efficient than LLaMA.",
-        boards=lambda scale: (grouped_queries(scale),),
-        observe=_fig10,
-        claims=lambda scale: claims_of_lime(lower=[LOSS], higher=[_SAVED_TOKENS]),
-        notes=(_TRAINING_LOSS, "The figure prints no numbers."),
-    ),
-    "fig11": on_text(
-        title="Loss per training FLOP and per token, full attention",
-        claim="Without grouped queries LIMe converges 15.3% faster in FLOPs, is more data "
-        "efficient and ends at a 1.15% lower perplexity (1B).",
-        boards=lambda scale: (full_attention(scale),),
-        observe=_fig11,
-        numbers=shares("section 1", {(_SAVED_FLOPS, "lime"): 0.153, (_LOWER, "lime"): 0.0115}),
-        claims=lambda scale: claims_of_lime(
-            lower=[_PERPLEXITY], higher=[_SAVED_FLOPS, _SAVED_TOKENS]
-        ),
-        notes=(
-            _TRAINING_LOSS,
-            "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
-        ),
-    ),
-    "table7": on_text(
-        title="Constrained routers, validation perplexity, 150M",
+    return Artefact(
         claim="The full learned router has the lowest perplexity (15.9267 against LLaMA's "
         "16.4611); windows gain less, and a uniform average nothing.",
-        boards=_router_boards,
-        observe=_table7,
-        numbers=tuple(
-            PaperNumber(quantity=_VALIDATION_PERPLEXITY, arm=arm, value=value, where="Table 7")
+        boards=boards,
+        observe=observe,
+        papers=tuple(
+            PaperNumber(quantity=perplexity, arm=arm, value=value, where="Table 7")
             for arm, value in _ROUTERS.items()
         ),
-        claims=_table7_claims,
+        claims=tuple(claims()),
         notes=(
             "The paper says neither width, depth nor tokens of its 150M: the preset's are assumed.",
             "Right answers of 4 operands are not in the paper's table.",
@@ -292,23 +269,41 @@ ARTEFACTS = {
             "first 6 of 8 layers, as each also reads the layer before; the first 2 and the last "
             "4 of 4.",
         ),
-    ),
-    "fig4": Artefact(
-        title="Arithmetic: right answers and entropy of values by operands",
+    )
+
+
+def _answers(operands: int) -> str:
+    return f"right answers, {operands} operands"
+
+
+def fig4(scale: Scale) -> Artefact:
+    """Arithmetic: right answers and entropy of values by operands."""
+    boards = {
+        operands: board(scale, get_preset(f"{scale}-aet-{operands}")) for operands in _OPERANDS
+    }
+    last = "entropy of the last layer's values"
+    entropies = {operands: f"{last}, {operands} operands" for operands in _OPERANDS}
+
+    def observe(trained: Trained) -> Iterator[Observed]:
+        for operands, of_operands in boards.items():
+            yield from right_answers(trained.of(of_operands), _answers(operands))
+            analysed = analyses(trained, of_operands, *NUMBERS["1 to 4"])
+            yield from entropy(analysed, "routed", entropies[operands], layer=-1)
+
+    six = _answers(6)
+    return Artefact(
         claim="At 4 operands LIMe performs similarly to LLaMA, at 5 and 6 it is ahead (71.6% "
         "against 41.3% at 6), with a higher entropy of values, most of all in the last layer.",
-        boards=lambda scale: tuple(arithmetic(scale, operands) for operands in _OPERANDS),
-        observe=_fig4,
-        numbers=shares(
-            "section 5.3.2", {(answers(6), "plain"): 0.413, (answers(6), "lime"): 0.716}
+        boards=tuple(boards.values()),
+        observe=observe,
+        papers=shares("section 5.3.2", {(six, "plain"): 0.413, (six, "lime"): 0.716}),
+        claims=(
+            *lime_is("similar", _answers(4)),
+            *lime_is("higher", _answers(5), six, *entropies.values()),
         ),
-        claims=lambda scale: claims_of_lime(
-            similar=[answers(4)],
-            higher=[answers(5), answers(6), *map(_entropies, _OPERANDS)],
-        ),
-        drawings=lambda scale: (
-            lines("right answers", "operands", _OPERANDS, lambda arm, count: (answers(count), arm)),
-            lines(_ENTROPY, "operands", _OPERANDS, lambda arm, count: (_entropies(count), arm)),
+        drawings=(
+            lines("right answers", "operands", _OPERANDS, lambda arm, n: (_answers(n), arm)),
+            lines(last, "operands", _OPERANDS, lambda arm, n: (entropies[n], arm)),
         ),
         notes=(
             "The paper states neither the range of its numbers nor the batch: the presets' are "
@@ -317,17 +312,23 @@ ARTEFACTS = {
             "Entropy is of order 0.5, as in the paper's code, over test problems of the models' "
             "task.",
         ),
-    ),
-    "prosqa": Artefact(
-        title="ProsQA: right answers of fine-tuned 150M models",
+    )
+
+
+def prosqa(scale: Scale) -> Artefact:
+    """ProsQA: right answers of fine-tuned 150M models."""
+    text = board(scale, get_preset("paper-150m")) if scale == "paper" else None
+    of_problems = board(scale, get_preset(f"{scale}-prosqa"))
+    of_problems = replace(of_problems, rates=(), starts_from=text)
+    needs = {"tiny": "", "small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"}
+    printed = {(RIGHT_ANSWERS, "plain"): 0.694, (RIGHT_ANSWERS, "lime"): 0.778}
+    return Artefact(
         claim="Fine-tuned on ProsQA LIMe answers 77.8% right, LLaMA 69.4%.",
-        boards=lambda scale: (_prosqa(scale),),
-        observe=lambda trained: right_answers(trained, _prosqa(trained.scale), RIGHT_ANSWERS),
-        numbers=shares(
-            "section 5.3.1", {(RIGHT_ANSWERS, "plain"): 0.694, (RIGHT_ANSWERS, "lime"): 0.778}
-        ),
-        claims=lambda scale: claims_of_lime(higher=[RIGHT_ANSWERS]),
-        needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
+        boards=(of_problems,),
+        observe=lambda trained: right_answers(trained.of(of_problems), RIGHT_ANSWERS),
+        papers=shares("section 5.3.1", printed),
+        claims=lime_is("higher", RIGHT_ANSWERS),
+        needs=needs[scale],
         notes=(
             "Scales tiny and small start from new weights; where both arms are at chance nothing "
             "can be said about which is better.",
@@ -336,5 +337,7 @@ ARTEFACTS = {
             "Routers keep their own learning rate, 1e-2, in fine-tuning; the paper names 1e-4 "
             "alone.",
         ),
-    ),
-}
+    )
+
+
+ARTEFACTS = (fig1, fig4, fig6, fig10, fig11, prosqa, table7)

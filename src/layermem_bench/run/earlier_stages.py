@@ -5,7 +5,7 @@
 
 A run refuses validation data that an earlier stage trained on. It also refuses a model whose
 training history is damaged. Documents and problems of files are known by a sketch of
-their hashes, which says how many are missed (``text.document_hashes``). Drawn problems have none:
+their hashes, which says how many are missed (``text.blocks``). Drawn problems have none:
 each is on one side of the split by its own hash, in every run.
 
 A run writes the lineage into the config of the model that it trains, and so it goes wherever the
@@ -22,7 +22,7 @@ from typing import Any
 from layermem.models.configuration import LINEAGE
 from layermem_bench.config.run import Data, Run
 from layermem_bench.config.typed_dicts import from_dict, to_dict
-from layermem_bench.text.document_hashes import Sketch
+from layermem_bench.text.blocks import Sketch
 
 ORIGIN = "origin.json"
 """File of a run's checkpoint, which no other checkpoint has."""

@@ -1,4 +1,4 @@
-"""The run folder: the place of each file, rows of metrics, and checkpoints complete or absent.
+"""The run folder: the place of each file, rows of metrics, checkpoints complete or absent, results.
 
 config.yaml      the resolved config, and under ``about`` versions, commit and command
 metrics.jsonl    one object for each logged step and each validation
@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.run import Run, run_from_dict
+from layermem_bench.config.run import Run, run_from_dict, to_dict
+from layermem_bench.config.typed_dicts import from_dict
 
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
@@ -64,11 +66,8 @@ class RunFolder:
         self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:
-        """Create the folder, and raise if it cannot be."""
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"{self.path} cannot be written ({error.strerror})") from error
+        """Create the folder."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,11 +79,6 @@ class RunFolder:
         except Timeout as error:
             raise RuntimeError(
                 f"another process is training in {self.path}; wait for it or stop it"
-            ) from error
-        except OSError as error:
-            raise OSError(
-                f"{self.path} cannot be locked ({error.strerror}); choose an --out that can be "
-                "written to, on a file system with locks"
             ) from error
         try:
             yield
@@ -205,15 +199,55 @@ def temporary_folder(path: Path, what: str) -> Iterator[None]:
 
 
 def _flush_to_disk(path: Path) -> None:
-    # Windows cannot open folders; the file system then decides when their entries are written.
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Of some problems, the share that was solved, and with every step right; 95% intervals."""
+
+    count: int
+    accuracy: float
+    """Share with the right final answer; of problems with several answers, the mean share of right
+    answers."""
+    interval: tuple[float, ...]
+    steps: float
+    steps_interval: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved(Shares):
+    """What a model solves of one set of problems, and the accuracy of a guess."""
+
+    chance: float
+    by: Mapping[str, Mapping[str, Shares]] = field(default_factory=dict)
+    """What levels are called ("operands", "steps") to each level's shares."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """How often each kind of fault was the first in a wrong solution."""
+    task: str | None = None
+    split: str | None = None
+    model: str | None = None
+    """Checkpoint that solved them, where it is not that of a run."""
+    run_id: str | None = None
+    steps_taken: int | None = None
+    problems: str | None = None
+    """Digest of the problems, the same for the same problems in the same order."""
+    solutions: str | None = None
+    """Digest of the solutions by which they were graded."""
+
+    def to_json(self) -> str:
+        """Return the text of a result.json, without what is not recorded."""
+        values = {name: value for name, value in to_dict(self).items() if value is not None}
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Solved":
+        """Return what a result.json says."""
+        return from_dict(cls, json.loads(text), "")
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -29,18 +29,15 @@ from layermem_bench.config.computing import (
     uses_bfloat16,
 )
 from layermem_bench.config.run import Run
-from layermem_bench.run import checkpoints, metrics, processes
+from layermem_bench.run import checkpoints, processes, progress
 from layermem_bench.run.folder import RunFolder
-from layermem_bench.run.learning import Learning
+from layermem_bench.run.learning import IGNORED, Learning, order_of
 from layermem_bench.run.optimizer import (
     build_optimizer,
     is_ours,
     overrides_of,
     set_learning_rates,
 )
-from layermem_bench.run.progress import RunsProgress, open_trackers
-from layermem_bench.run.sequences import IGNORED, order_of
-from layermem_bench.run.stopping import NotFiniteError, StopOnSignal
 
 
 @final
@@ -59,7 +56,7 @@ class Loop:
         self.run, self.folder, self.model, self.learning = run, folder, model, learning
         self.accelerator, self.device = accelerator, accelerator.device
         self.is_first: bool = accelerator.is_main_process
-        self.stop = StopOnSignal(accelerator)
+        self.stop = processes.StopOnSignal(accelerator)
         self.world: int = accelerator.num_processes
         self.micro = sequences_at_once(run, self.world)
         self.in_bfloat16 = uses_bfloat16(run.compute.precision)
@@ -69,8 +66,8 @@ class Loop:
         # Sum of the losses since the last row.
         self.loss = torch.zeros((), device=self.device)
         self._random: dict[str, Tensor] = {}
-        length, peak = learning.train_data.length, metrics.peak_flops(self.device)
-        self._speed = metrics.Speed(model, run.optim.batch_size, length, peak and peak * self.world)
+        length, batch = learning.train_data.length, run.optim.batch_size
+        self._speed = progress.Speed(model, batch, length, accelerator)
         self._set_up(checkpoint)
 
     def _set_up(self, checkpoint: Path | None) -> None:
@@ -104,12 +101,12 @@ class Loop:
 
     def train(self) -> bool:
         """Train to the last step, or to the one where a signal stops the run; return whether the
-        last step was reached."""
+        last step was reached without one."""
         run = self.run
         with ExitStack() as shown:
-            shown.enter_context(open_trackers(self.accelerator, run, self.folder))
+            shown.enter_context(progress.open_trackers(self.accelerator, run, self.folder))
             if self.is_first:
-                self._progress = RunsProgress()
+                self._progress = progress.RunsProgress()
                 self._progress.begin(self.folder.path.name, run.max_steps, self.step)
                 shown.callback(self._progress.close)
             if run.compute.compile:
@@ -117,7 +114,7 @@ class Loop:
                 layers = self.model.config.get_text_config().num_hidden_layers
                 shown.enter_context(room_to_compile(layers))
             self._train_steps()
-        return self.step == run.max_steps
+        return self.step == run.max_steps and not self.stop.is_asked_for()
 
     def _train_steps(self) -> None:
         run, is_stopped = self.run, False
@@ -227,9 +224,9 @@ class Loop:
         self._check_finite("the loss", self.loss)
         self._check_finite("the gradient", self._norm)
         loss = float(self._mean_loss()) / (self.step - self.last_logged)
-        row = metrics.training_row(loss, float(self._norm), self._rates)
+        row = progress.training_row(loss, float(self._norm), self._rates)
         # Where the model is sharded, no process holds its routers in full.
-        of_variant = {} if self.run.compute.shard else metrics.variant_metrics(self.model)
+        of_variant = {} if self.run.compute.shard else progress.variant_metrics(self.model)
         self._write(row | self._speed.row(self.step) | of_variant)
         self.loss.zero_()
         self.last_logged = self.step
@@ -254,7 +251,9 @@ class Loop:
             loss, labels = self._judge().sum(0)
             mean = float(loss / labels)
             self._check_finite("the validation loss", loss / labels)
-            row = metrics.validation_row(mean) | self.learning.metrics(self.model)
+            # An overflowing perplexity is cut.
+            row = {"val_loss": mean, "val_perplexity": math.exp(min(mean, 700.0))}
+            row |= self.learning.metrics(self.model)
         self._write(row)
         if self.step and (self.best is None or mean < self.best[1]):
             self.best = self.step, mean
@@ -317,7 +316,7 @@ class Loop:
         if processes.any_process(not fine, self.accelerator):
             saved = self.folder.complete_checkpoints()
             good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
-            raise NotFiniteError(
+            raise processes.NotFiniteError(
                 f"{what} at step {self.step}; {good}. Lower optim.lr (or optim.router_lr), or clip "
                 "more"
             )

@@ -6,7 +6,7 @@ rises from zero and then falls to ``optim.min_lr``, the same for all groups.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,18 +74,10 @@ def find_overridden(
     return {
         id(parameter): override
         for module in model.modules()
-        for name, parameter in _own_parameters(module)
+        for name, parameter in module.named_parameters(recurse=False)
         for override in reversed(overrides)
         if parameter.requires_grad and override.applies_to(module, name)
     }
-
-
-def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a module's own parameters by their names, also those that torch parametrizes."""
-    yield from module.named_parameters(recurse=False)
-    for name, held in getattr(module, "parametrizations", {}).items():
-        for _, parameter in held.named_parameters(recurse=False):
-            yield name, parameter
 
 
 def build_optimizer(

@@ -1,4 +1,4 @@
-"""The processes of one run: their group, and how they hold the model.
+"""The processes of one run: their group, how they hold the model, and what stops them.
 
 A model is copied to each process (DDP) or sharded over all (FSDP2). Both are torch's own: FSDP2 as
 accelerate sets it up computes norms in bfloat16, and so other numbers than an unsharded run.
@@ -7,7 +7,11 @@ accelerate sets it up computes norms in bfloat16, and so other numbers than an u
 import atexit
 import logging
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -114,3 +118,46 @@ def exit_if_distributed() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+class NotFiniteError(RuntimeError):
+    """The loss, the gradients or the weights are NaN or infinite."""
+
+
+class StopOnSignal:
+    """On SIGTERM or Ctrl-C the run stops after the step; on a second Ctrl-C, immediately."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._number: int | None = None
+
+    def is_asked_for(self) -> bool:
+        """Return whether any process has had a signal; every process must call this."""
+        return any_process(self._number is not None, self._accelerator)
+
+    @contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Handle the signals during the block, if this is the main thread; a Ctrl-C is then raised
+        as ``KeyboardInterrupt`` at its end."""
+        if threading.current_thread() is not threading.main_thread():
+            # Python sets signal handlers in the main thread alone.
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        # An ignored signal (Ctrl-C in a background job) stays ignored.
+        handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in handled:
+            signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number in handled:
+                signal.signal(number, before[number])
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def _handle(self, number: int, _: Any) -> None:
+        # A terminal sends Ctrl-C to every process, and the launcher of several sends it once more.
+        if self._accelerator.num_processes == 1 and number == self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._number = self._number or number

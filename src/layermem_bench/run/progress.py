@@ -1,44 +1,89 @@
-"""How runs are shown: bars in a terminal, lines in a pipe, and trackers of accelerate."""
+"""The rows of metrics.jsonl: what they record, and how they are shown.
 
-import logging
+Bars in a terminal, lines in a pipe, trackers of accelerate.
+"""
+
 import math
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from layermem.models.lime_router import LimeRouter
+from layermem.models.routers import router_metrics
 from layermem_base.files import write_atomically
+from layermem_bench.config.counting import count_forward_flops
+from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.config.run import Run
 from layermem_bench.run.folder import RunFolder
+from layermem_bench.run.optimizer import DECAYED, PLAIN, is_ours
 
+# How the groups of LIMe's routers are named, beside which a pair has others.
+_ROUTER = LimeRouter.__name__
 # Seconds between two lines in a pipe.
 _SECONDS = 15.0
 
 
-@contextmanager
-def logs_above(before: Any) -> Iterator[None]:
-    """Have loggers write above the bars of Rich, which a line of theirs would be wiped with.
+def variant_metrics(model: Any) -> dict[str, float]:
+    """Return what a variant computes from its own parameters, or what attached routers are like."""
+    compute = model.variant.metrics if is_ours(model) else router_metrics
+    return dict(compute(model))
 
-    Rich has put a stream of its own in place of stderr, and loggers hold the one ``before``.
-    """
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    handlers = {h: None for logger in loggers for h in getattr(logger, "handlers", ())}
-    streams = [h for h in handlers if isinstance(h, logging.StreamHandler)]
-    moved = [h for h in streams if h.stream is before is not sys.stderr]
-    for handler in moved:
-        handler.setStream(sys.stderr)
-    try:
+
+def training_row(loss: float, grad_norm: float, rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of training; ``rates``: the learning rate of each parameter group."""
+    overridden = [rate for name, rate in rates.items() if name not in (DECAYED, PLAIN)]
+    # Where nothing else is trained, the rate is that of what the variant has added.
+    rate = rates[DECAYED] if DECAYED in rates else overridden[0]
+    of_routers = (rate for name, rate in rates.items() if name.startswith(_ROUTER))
+    router_lr = next(of_routers, overridden[0] if overridden else rate)
+    return {"loss": loss, "lr": rate, "grad_norm": grad_norm, "router_lr": router_lr}
+
+
+class Speed:
+    """Measures the speed of training steps since a given step; other work pauses it."""
+
+    def __init__(self, model: Any, batch: int, length: float, accelerator: Accelerator) -> None:
+        """``length``: the mean tokens of a sequence."""
+        self.tokens, device = batch * length, accelerator.device
+        # FLOPs that all devices of the run can compute in a second, by the data sheet.
+        on_gpu = device.type == "cuda"
+        peak = peak_flops_of(torch.cuda.get_device_name(device)) if on_gpu else None
+        self._peak = peak and peak * accelerator.num_processes
+        # A backward has the FLOPs of two forwards. Of models of transformers none are counted.
+        self._flops = 0
+        if is_ours(model):
+            self._flops = 3 * count_forward_flops(model.config, model.variant, round(length))
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Measure from now on, ``step`` being the number of steps done so far."""
+        self._first_step, self._started = step, time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the block, before which the device must have been waited for."""
+        paused_at = time.perf_counter()
         yield
-    finally:
-        for handler in moved:
-            handler.setStream(before)
+        self._started += time.perf_counter() - paused_at
+
+    def row(self, step: int) -> dict[str, float]:
+        """Return the FLOPs of all steps up to ``step``, which is done now, and the mean speed."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        tokens_per_second = (step - self._first_step) / seconds * self.tokens
+        row = {"tokens_per_second": tokens_per_second}
+        if self._flops:
+            row["flops"] = round(step * self.tokens * self._flops)
+        if self._flops and self._peak:
+            row["model_flops_use"] = tokens_per_second * self._flops / self._peak
+        return row
 
 
 class RunsProgress:
@@ -59,11 +104,8 @@ class RunsProgress:
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._all_runs = self.bars.add_task("runs", total=count, text="", visible=count > 1)
         self._last_line = -math.inf
-        self._until_the_end = ExitStack()
         if self.console.is_terminal and count:
-            before = sys.stderr
-            self._until_the_end.enter_context(self.bars)
-            self._until_the_end.enter_context(logs_above(before))
+            self.bars.start()
 
     def begin(self, name: str, steps: int, step: int = 0) -> None:
         """Add a run that begins, or goes on from a step."""
@@ -88,7 +130,7 @@ class RunsProgress:
 
     def close(self) -> None:
         """Stop the bars and restore the terminal."""
-        self._until_the_end.close()
+        self.bars.stop()
 
 
 def _row_line(row: Mapping[str, float]) -> str:

@@ -8,29 +8,23 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
+from layermem_base import __version__
 from layermem_base.files import write_atomically
 from layermem_bench.config.computing import processor_name
 from layermem_bench.config.hashing import PACKAGE_FOLDERS, plugin_digest, sources_digest
 from layermem_bench.config.run import Run, to_dict
-from layermem_bench.config.run_identity import differences
-from layermem_bench.run.folder import (
-    RunFolder,
-    check_has_config,
-    fields_digest,
-    read_config,
-    recorded_run,
-)
+from layermem_bench.run.folder import RunFolder, fields_digest, read_config, recorded_run
 
 # Of a digest.
 _DIGITS = 12
-_PACKAGES = ("layermem", "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 
 
 def check_same_run(folder: RunFolder, run: Run) -> None:
@@ -44,7 +38,7 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
 
 def _changes(folder: RunFolder, run: Run) -> str:
     """Describe by what a folder's run is another one; empty: it is this run."""
-    changes = differences(recorded_run(folder), run)
+    changes = recorded_run(folder).differences(run)
     return "; ".join(f"{name} was {old!r}, is {new!r}" for name, old, new in changes)
 
 
@@ -56,9 +50,8 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     """
     ended, begun = folder.final.exists() or folder.result.exists(), folder.complete_checkpoints()
     if ended or begun or folder.rows():
-        check_has_config(folder)
+        changes = _changes(folder, run)
         if not resume:
-            changes = _changes(folder, run)
             raise FileExistsError(
                 f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on "
                 "with that run (--resume), choose another --out, or delete it"
@@ -101,9 +94,10 @@ def describe_environment() -> Mapping[str, str]:
     They are those of this process, which has loaded its code: what is changed later has no effect.
     """
     return {
+        "layermem": __version__,
         "python": platform.python_version(),
-        **{name: _package_version(name) for name in _PACKAGES},
-        "commit": _commit_of(PACKAGE_FOLDERS),
+        **{name: version(name) for name in _PACKAGES},
+        "commit": _commit(),
         "sources": sources_digest(),
         **({"plugins": plugins[:_DIGITS]} if (plugins := plugin_digest()) else {}),
         "machine": platform.machine(),
@@ -119,26 +113,14 @@ def _command_line() -> str:
     return shlex.join([program, *arguments])
 
 
-def _commit_of(folders: Sequence[Path]) -> str:
-    """Return the commit of packages, with "+changes" where a folder differs from the commit."""
-
-    def git(*arguments: str, folder: Path = folders[0]) -> str:
-        run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=True)
-        return run.stdout.decode().strip()
-
+def _commit() -> str:
+    """Return the commit of our code, with "+changes" where a file differs from the commit."""
+    git = ["git", "--no-optional-locks", "-C", str(PACKAGE_FOLDERS[0])]
+    described = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        changes = ""
-        for folder in folders:
-            # A package may lie in a checkout of another project, which does not track it.
-            git("ls-files", "--error-unmatch", "__init__.py", folder=folder)
-            changes += git("--no-optional-locks", "status", "--porcelain", ".", folder=folder)
-        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+        # The package may lie in a checkout of another project, which does not track it.
+        for arguments in (["ls-files", "--error-unmatch", "__init__.py"], described):
+            done = subprocess.run([*git, *arguments], capture_output=True, check=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return "not a git checkout"
-
-
-def _package_version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    return done.stdout.strip()

@@ -1,22 +1,37 @@
-"""What a run's config becomes: a tokenizer and a model; and whether it can become them."""
+"""What a run's config becomes: a tokenizer and a model; and whether it can become them.
+
+A model of transformers has layer memory attached, or as a control LoRA on its projections to keys
+and values.
+"""
 
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.pretrained import check_path, config_from_llama
+from layermem.models.hub import find_commit, set_commit
+from layermem.models.pretrained import check_path, config_from_llama, naming_source
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
+from layermem.retrofit import attach, loading, trainable
+from layermem.retrofit.attachment import DEFAULTS, has_memory
+from layermem.retrofit.hosts import find_host, measure
+from layermem_bench.config.hashing import digest, file_digest
 from layermem_bench.config.run import Model, Run
-from layermem_bench.run.host_models import load_host
 from layermem_bench.run.optimizer import find_overridden
+from layermem_bench.run.trained_models import check_causal
 from layermem_bench.tasks import registry as tasks
 from layermem_bench.text.tokenizers import load_tokenizer
+
+# The fields of ``Host`` that an argument of ``attach`` has another name for.
+_OPTIONS = {"router": "memory"}
 
 
 def load_run_tokenizer(run: Run) -> Any:
@@ -47,15 +62,12 @@ def check_options(variant: str, model: Model) -> DecoderConfig:
     """Return the config of a new model, but for what the tokenizer says, or of one that starts from
     saved weights; raise unless its options have names, values and sizes that it can have. No model
     is built, nor are data prepared."""
-    entry, fields, sizes = lookup(variant), model.variant_fields(), model.sizes()
+    entry, fields = lookup(variant), model.variant_fields()
     check_names(entry, fields.keys() - BUILT_WITH)
     options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
-    if repeated := sorted(sizes.keys() & fields):
-        raise ValueError(
-            f"model.options name {', '.join(repeated)}, which the config has a field for: "
-            f"--model.{repeated[0].replace('_', '-')}"
-        )
-    given = {name: value for name, value in sizes.items() if value is not None}
+    if repeated := sorted(model.sizes().keys() & fields):
+        raise ValueError(f"model.options names {repeated[0]}, which is an option of its own")
+    given = {name: value for name, value in model.sizes().items() if value is not None}
     try:
         if model.pretrained is None:
             return entry.config(**given | options)
@@ -91,13 +103,7 @@ def adds_parameters(variant: str, model: Model) -> bool:
 
 def _model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
     sizes = run.model.sizes()
-    if sizes["vocab_size"] is None:
-        sizes["vocab_size"] = len(tokenizer)
-    elif sizes["vocab_size"] < len(tokenizer):
-        raise ValueError(
-            f"model.vocab_size ({sizes['vocab_size']}) is smaller than the tokenizer's vocabulary "
-            f"({len(tokenizer)}): its ids would lie beyond the embedding"
-        )
+    sizes["vocab_size"] = sizes["vocab_size"] or len(tokenizer)
     end = tokenizer.eos_token_id
     return {
         **sizes,
@@ -107,3 +113,87 @@ def _model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
         "pad_token_id": tokenizer.pad_token_id,
         **run.model.variant_fields(),
     }
+
+
+def weights_digest(source: str | None, revision: str | None = None) -> str | None:
+    """Return twelve hexadecimal digits that identify the weights in a folder, or the commit of a
+    model on the hub; None: there is no model, or its commit cannot be found."""
+    if source is None:
+        return None
+    if not Path(source).is_dir():
+        return find_commit(source, revision=revision)
+    files = [path for path in Path(source).iterdir() if path.suffix in (".safetensors", ".bin")]
+    return digest([[path.name, file_digest(path)] for path in sorted(files)])
+
+
+def load_host(run: Run) -> Any:
+    """Return the model of a run on text or a task, in float32, with the parameters it trains."""
+    host, location = run.host, str(run.host.model)
+    check_path(location)
+    asked = {name: getattr(host, _OPTIONS.get(name, name)) for name in DEFAULTS}
+    if loading.is_attached(location):
+        saved = {**DEFAULTS, **loading.saved_memory(location)}
+        if other := [_OPTIONS.get(n, n) for n, value in asked.items() if saved[n] != value]:
+            raise ValueError(
+                f"{location} has another memory than the run asks for (host.{other[0]}): ask for "
+                "its own, or start from a model without memory"
+            )
+        model: Any = loading.load_attached(location, dtype=torch.float32)
+    else:
+        commit = find_commit(location, revision=host.revision)
+        with naming_source(location):
+            model = AutoModelForCausalLM.from_pretrained(
+                location, dtype=torch.float32, revision=commit or host.revision or "main"
+            )
+        set_commit(model.config, commit)
+        # That of a folder is compared with what the run asks for.
+        if has_memory(model):
+            raise ValueError(f"{location} has layer memory: download it, and name the folder")
+        if host.memory != "none":
+            attach(model, **asked)
+    check_causal(model)
+    if host.train == "lora":
+        _add_lora(model)
+    elif host.memory == "none":
+        model.requires_grad_(True)
+    else:
+        trainable(model, "all" if host.train == "all" else "routers")
+    return model
+
+
+def _add_lora(model: nn.Module) -> None:
+    """Put LoRA on the projections to keys and values, of the smallest rank that has as many
+    parameters as routers would have, and train it alone."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    owner, host = find_host(model)
+    attentions, shape = measure(model, owner, host)
+    modules: list[Any] = [
+        each.get_submodule(name) for each in attentions for name in host.projections
+    ]
+    routers = sum(shape.heads**2 * (i + 1) for i in range(1, len(attentions)))
+    rank = -(-routers // sum(sum(module.weight.shape) for module in modules))
+    config = LoraConfig(
+        r=rank,
+        # The scale is 1 whatever the rank is.
+        lora_alpha=rank,
+        lora_dropout=0.0,
+        target_modules=[name for name, module in model.named_modules() if module in modules],
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules),
+    )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inject_adapter_in_model(config, model)
+
+
+def merge_lora(model: nn.Module) -> None:
+    """Merge LoRA into the weights that it is on, and remove it."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [(name, each) for name, each in model.named_modules() if isinstance(each, LoraLayer)]
+    for name, layer in layers:
+        layer.merge()
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)

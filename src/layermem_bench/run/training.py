@@ -6,32 +6,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
+import yaml
 from accelerate import Accelerator
 from transformers import set_seed
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.computing import sequences_at_once, uses_bfloat16
+from layermem_bench.config.hashing import digest
 from layermem_bench.config.run import Run
 from layermem_bench.run.checkpoints import whole_weights
-from layermem_bench.run.earlier_stages import (
-    check_earlier_stages,
-    stage_of,
-    write_lineage,
-)
-from layermem_bench.run.folder import RunFolder, step_of, temporary_folder
-from layermem_bench.run.host_models import merge_lora
+from layermem_bench.run.earlier_stages import check_earlier_stages, stage_of, write_lineage
+from layermem_bench.run.folder import RunFolder, Solved, read_config, step_of, temporary_folder
 from layermem_bench.run.learning import Evaluate, prepare_learning
 from layermem_bench.run.loop import Loop
-from layermem_bench.run.model_card import describe_solved, model_card
-from layermem_bench.run.processes import join_processes, process_count
+from layermem_bench.run.processes import NotFiniteError, join_processes, process_count
 from layermem_bench.run.progress import check_trackers
 from layermem_bench.run.run_config import claim_folder, record_beginning
-from layermem_bench.run.sequences import digest, weights_digest
-from layermem_bench.run.setup import check_options
-from layermem_bench.run.stopping import NotFiniteError
+from layermem_bench.run.setup import check_options, merge_lora, weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +41,7 @@ def train(
     ``resume`` goes on from the newest checkpoint in ``out``, or from the beginning where there is
     none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
     model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
-    and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
+    and Ctrl-C stop the steps with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
     """
     if run.host.model is None:
         check_options(run.variant, run.model)
@@ -103,15 +96,15 @@ def _train(
     # Whatever making the model has drawn.
     set_seed(run.seed)
     loop = Loop(run, folder, model, learning, accelerator, checkpoint)
-    with loop.stop.handle_signals():
-        with _record_divergence(loop):
-            ended = loop.train()
-        if ended and learning.evaluate:
-            ended = loop.stop.run_unless_stopped(partial(_save_result, loop, learning.evaluate))
-        if ended:
-            _save_final_model(loop)
-        else:
+    with _record_divergence(loop), loop.stop.handle_signals():
+        ended = loop.train()
+        if not ended:
             logger.info("stopped at step %d; --resume goes on", loop.step)
+    if ended:
+        # The last step has been saved: what stops the process now costs no training.
+        if learning.evaluate:
+            _save_result(loop, learning.evaluate)
+        _save_final_model(loop)
 
 
 def _end_as_in_training(model: Any, tokenizer: Any) -> None:
@@ -152,7 +145,7 @@ def _save_result(loop: Loop, evaluate: Evaluate) -> None:
         solutions=digest([row["solution"] for row in rows]),
     )
     write_atomically(folder.result, solved.to_json())
-    for name, text in describe_solved(solved).items():
+    for name, text in _describe(solved).items():
         logger.info("%s: %s", name, text)
 
 
@@ -167,9 +160,45 @@ def _save_final_model(loop: Loop) -> None:
     temporary = folder.path / ".final"
     with temporary_folder(temporary, f"the final model, {folder.final},"):
         loop.write_model(temporary, weights)
-        card = model_card(run, folder, loop.model, loop.learning.description)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        # Below what ``save_pretrained`` says of the model.
+        with (temporary / "README.md").open("a", encoding="utf-8") as card:
+            card.write(_card_of_training(run, folder, loop.learning.description))
         os.replace(temporary, folder.final)
     if not run.save_every:
         for checkpoint in folder.complete_checkpoints():
             folder.delete_checkpoint(step_of(checkpoint))
+
+
+def _card_of_training(run: Run, folder: RunFolder, data: str) -> str:
+    """Return what a model card says of the training and its results; ``data``: what the model was
+    trained on."""
+    rows, optim = folder.rows(), run.optim
+    told = {
+        "run": f"{run.preset}, {run.variant}, seed {run.seed}",
+        "started from": run.model.pretrained or run.host.model or "new weights",
+        "training data": data,
+        "steps": f"{run.max_steps:,} of {optim.batch_size:,} sequences",
+        "tokens": f"{max((row['tokens'] for row in rows), default=0):,}",
+        "learning rate": f"{optim.lr:g}, {optim.schedule} to {optim.min_lr:g}",
+    }
+    losses = [f"{row['val_loss']:.4f}" for row in rows if "val_loss" in row]
+    if losses:
+        told["validation loss (nats a token)"] = losses[-1]
+    if folder.result.exists():
+        told |= _describe(Solved.from_json(folder.result.read_text(encoding="utf-8")))
+    lines = [f"| {name} | {' '.join(v.replace('|', '').split())} |" for name, v in told.items()]
+    about = yaml.safe_dump(read_config(folder.config)[1], sort_keys=False)
+    table = "\n".join(["|  | value |", "|---|---|", *lines])
+    return f"\n## Training\n\nOne run of one seed.\n\n{table}\n\n```yaml\n{about}```\n"
+
+
+def _describe(solved: Solved) -> dict[str, str]:
+    """Return what a model solves of the test problems, by what each number is of."""
+    low, high = solved.interval
+    interval = f"95% interval over problems: {low:.1%} to {high:.1%}"
+    return {
+        "test problems": f"{solved.count:,}",
+        "right final answer": f"{solved.accuracy:.1%} ({interval})",
+        "every step right": f"{solved.steps:.1%}",
+        "right by chance": f"{solved.chance:.1%}",
+    }

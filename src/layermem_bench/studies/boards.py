@@ -13,7 +13,7 @@ from typing import Any
 
 import layermem
 from layermem.models.registry import BUILT_WITH, check_names, list_variants, lookup
-from layermem_bench.config.named_options import merged
+from layermem_bench.config.named import merged
 from layermem_bench.config.run import Host, Model, Run
 from layermem_bench.costs.model_sizes import reshaped
 from layermem_bench.presets import get_preset

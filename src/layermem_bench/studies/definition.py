@@ -92,6 +92,10 @@ class Trained:
     out: Path
     """Folder for what is computed of them."""
 
+    def of(self, board: Board) -> Mapping[str, Mapping[int, RunRecord]]:
+        """Return a board's runs by arm and seed."""
+        return self.records.get(board.name, {})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Study(OfPaper):

@@ -13,7 +13,7 @@ from layermem_base.files import write_atomically
 from layermem_bench.config.result_files import read_result, to_json
 from layermem_bench.costs.closed_forms import costs_of_runs
 from layermem_bench.costs.model_sizes import trained_fields
-from layermem_bench.run.host_models import load_host
+from layermem_bench.run.setup import load_host
 from layermem_bench.studies.definition import ALL_CONDITIONS, Observed, Study, Trained, metric_of
 from layermem_bench.studies.planning import Done, parameters, trials
 from layermem_bench.studies.records import (

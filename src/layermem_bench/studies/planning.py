@@ -17,7 +17,7 @@ from typing import Any
 
 from layermem.models.registry import lookup
 from layermem_bench.config.counting import count_parameters
-from layermem_bench.config.labels import Labels
+from layermem_bench.config.parts import Labels
 from layermem_bench.config.run import Run
 from layermem_bench.costs.model_sizes import model_sizes
 from layermem_bench.run.setup import adds_parameters

@@ -16,19 +16,19 @@ from typing import Any
 import yaml
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.labels import Labels
+from layermem_bench.config.parts import Labels
 from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.run.folder import (
     ERRORS,
     RunFolder,
+    Solved,
     fields_digest,
     read_config,
     recorded_run,
     unique_names,
 )
 from layermem_bench.run.run_config import check_same_run
-from layermem_bench.run.solved import Solved
 from layermem_bench.studies.result import (
     BY_LEVEL,
     EVERY_STEP_RIGHT,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from layermem_bench.costs.closed_forms import Cost
-from layermem_bench.run.solved import Solved
+from layermem_bench.run.folder import Solved
 
 LOSS, RIGHT_ANSWERS = "validation loss", "right answers"
 EVERY_STEP_RIGHT = "every step right"

@@ -25,7 +25,7 @@ from layermem_bench.costs.measuring import (
     time_interleaved,
 )
 from layermem_bench.costs.model_sizes import model_sizes
-from layermem_bench.run.host_models import load_host
+from layermem_bench.run.setup import load_host
 from layermem_bench.studies.definition import Board
 from layermem_bench.studies.result import MeasuredSteps
 from layermem_bench.tasks.registry import vocabulary_and_length

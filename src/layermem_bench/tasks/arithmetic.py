@@ -7,33 +7,41 @@
 The example is the paper's (2502.09245, appendix B). Each step carries out the leftmost operation
 whose operands are both numbers. The paper does not say which numbers occur and how expressions are
 drawn; docs/tasks.md says what was chosen here and why.
+
+First a form is drawn (shape and operators), then numbers that fit it. A form is an expression with
+None in place of every number: ``("-", ("*", None, None), None)`` is the form of ``6 * 7 - 5``.
+Drawing everything at once and rejecting what has no exact value would leave mostly additions of
+small numbers, since few random divisions come out even.
 """
 
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from layermem_bench.tasks.arithmetic_drawing import Rules, draw_expression
 from layermem_bench.tasks.expressions import (
     OPERATORS,
+    RANK,
+    Expression,
+    apply_operator,
     choose_mirror,
+    deciding_key,
     evaluate,
     matches,
     parse,
     rewrites,
     solve,
-    split_key,
     write,
 )
 from layermem_bench.tasks.problems import (
     Grade,
     Split,
-    check_split_and_count,
     draw_different,
     is_in_split,
     require,
@@ -41,6 +49,13 @@ from layermem_bench.tasks.problems import (
 )
 
 OPERANDS = range(2, 9)
+# Selects the hash that decides. Some pairs of operations end many solutions, so chance makes splits
+# less alike than single expressions would; of 0 to 39 this one leaves their answers and operators
+# most alike at 4 to 6 operands. It was chosen before any model was trained.
+_HASH_SEED = 32
+# How often numbers are drawn for one form before another form is drawn.
+_TRIES = 20
+Form: TypeAlias = tuple[str, Any, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +71,21 @@ class Example:
         return len(re.findall(r"\d+", self.prompt))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rules:
+    """Which numbers and steps an expression may have: options of ``generate``."""
+
+    operand_max: int
+    value_max: int
+    trivial: float
+
+
 def generate(
     operands: int,
     count: int,
     seed: int,
     *,
     split: Split = "train",
-    operators: str = OPERATORS,
     operand_max: int = 20,
     value_max: int = 200,
     trivial: float = 0.1,
@@ -82,10 +105,11 @@ def generate(
     """
     least, most = OPERANDS[0], OPERANDS[-1]
     require(operands in OPERANDS, f"operands must be {least} to {most}, got {operands}")
-    check_split_and_count(split, count)
-    rules = Rules(
-        operators=operators, operand_max=operand_max, value_max=value_max, trivial=trivial
+    require(
+        1 <= operand_max <= value_max,
+        f"operand_max must be at least 1 and at most value_max, got {operand_max} and {value_max}",
     )
+    rules = Rules(operand_max=operand_max, value_max=value_max, trivial=trivial)
     draw = random.Random(seed)
 
     def draw_example() -> Example | None:
@@ -93,17 +117,123 @@ def generate(
         if expression is None:
             return None
         expression = choose_mirror(expression)
-        if not is_in_split(split_key(expression), split):
+        if not is_in_split(f"{_HASH_SEED}: {deciding_key(expression)}", split):
             return None
         steps = [write(step) for step in (expression, *solve(expression))]
         return Example(f"{steps[0]} =", " = ".join(steps[1:]), evaluate(expression))
 
-    sizes = ", ".join(f"{name} {value}" for name, value in vars(rules).items())
-    sizes = f"{operands} operands, {sizes}, split {split}"
+    sizes = f"{operands} operands of up to {operand_max}, value_max {value_max}, split {split}"
     return draw_different(draw_example, count, sizes, patience=20_000)
 
 
-def grade(prompt: str, text: str) -> Grade:
+def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Expression | None:
+    """Draw a form and numbers for it; None if the form is superfluous or no numbers fit."""
+    form = draw_form(operands, draw)
+    if not is_written(form):
+        return None
+    for _ in range(_TRIES):
+        if filled := fill_form(form, rules, draw):
+            return filled[0]
+    return None
+
+
+def draw_form(operands: int, draw: random.Random) -> Form:
+    """Draw a binary tree, each shape as likely as any other, with an operator at each node.
+
+    The left side gets 1, 2 or 3 of 4 operands with the weights 2, 1 and 2: so many of the 5 shapes
+    have such a left side. Then both sides are drawn in the same way.
+    """
+    if operands == 1:
+        return None
+    weights = [count_shapes(left) * count_shapes(operands - left) for left in range(1, operands)]
+    (left,) = draw.choices(range(1, operands), weights)
+    return draw.choice(OPERATORS), draw_form(left, draw), draw_form(operands - left, draw)
+
+
+def count_shapes(operands: int) -> int:
+    """Return how many binary trees have that many leaves: 1, 1, 2, 5, 14, ... (Catalan numbers)."""
+    return math.comb(2 * operands - 2, operands - 1) // operands
+
+
+def is_written(form: Form) -> bool:
+    """Return whether a form is drawn: not ``a + (b - c)``, which equals ``a + b - c``, another
+    form, nor ``a * (b / c)``."""
+    if form is None:
+        return True
+    operator, left, right = form
+    if right is not None and operator in "+*" and RANK[right[0]] == RANK[operator]:
+        return False
+    return is_written(left) and is_written(right)
+
+
+def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression, int] | None:
+    """Put numbers into a form; return the expression and its value, or None where none fit.
+
+    A number is drawn among those that fit the value on the other side of its operator, so the side
+    that is an operation itself is filled first. With ``operand_max=20``, ``value_max=200``:
+
+        6 * 7 - 5       form ("-", ("*", None, None), None)
+            ("*", None, None)   the left number is any of 1 to 20: 6; the right one fits ``6 * n``,
+                                so it is any of 2 to 20 (1 would be trivial): 7. The value is 42.
+            ("-", 42, None)     the right number fits ``42 - n``: any of 1 to 20: 5.
+
+    Where both sides are operations, their values must fit each other as they are. Where they do
+    not, or no number fits, the whole attempt is given up, and the caller draws other numbers.
+    """
+    if form is None:
+        number = draw.randint(1, rules.operand_max)
+        return number, number
+    operator, *forms = form
+    trivial_allowed = draw.random() < rules.trivial
+    if None in forms:
+        side = 1 if forms[1] is None else 0
+        if (beside := fill_form(forms[1 - side], rules, draw)) is None:
+            return None
+        numbers = fitting_numbers(operator, beside[1], side, trivial_allowed, rules)
+        if not numbers:
+            return None
+        number = draw.choice(numbers)
+        sides = [beside, (number, number)] if side else [(number, number), beside]
+    else:
+        sides = [filled for each in forms if (filled := fill_form(each, rules, draw))]
+    if len(sides) < 2:
+        return None
+    left, right = sides
+    value = _value_if_allowed(operator, left[1], right[1], trivial_allowed, rules)
+    return None if value is None else ((operator, left[0], right[0]), value)
+
+
+@lru_cache(maxsize=65_536)
+def fitting_numbers(
+    operator: str, value: int, side: int, trivial_allowed: bool, rules: Rules
+) -> list[int]:
+    """Return the operands that fit beside a value, on the side 0 (left) or 1 (right) of it."""
+
+    def fits(number: int) -> bool:
+        x, y = (number, value) if side == 0 else (value, number)
+        return _value_if_allowed(operator, x, y, trivial_allowed, rules) is not None
+
+    return [number for number in range(1, rules.operand_max + 1) if fits(number)]
+
+
+def _value_if_allowed(
+    operator: str, x: int, y: int, trivial_allowed: bool, rules: Rules
+) -> int | None:
+    value = apply_operator(operator, x, y)
+    if value is None or value > rules.value_max:
+        return None
+    return value if trivial_allowed or not is_trivial(operator, x, y) else None
+
+
+def is_trivial(operator: str, x: int, y: int) -> bool:
+    """Return whether a step adds or subtracts 0, multiplies or divides with 0 or 1, or subtracts or
+    divides equals: what can be had right without arithmetic."""
+    if operator in "*/" and not {x, y}.isdisjoint((0, 1)):
+        return True
+    return (operator in "+-" and 0 in (x, y)) or (operator in "-/" and x == y)
+
+
+def grade(example: Example, text: str) -> Grade:
     """Grade a generated solution: what follows the prompt, up to the end token.
 
     Steps may carry out operations in any order. A fault is "unreadable" (no expression), "form"
@@ -115,10 +245,9 @@ def grade(prompt: str, text: str) -> Grade:
         5 * 4 = 20      "form" at step 1
         2 + 12          "unfinished"
     """
-    current = parse(prompt.rpartition("=")[0] or prompt)
-    value = evaluate(current)
+    current = parse(example.prompt.removesuffix("="))
     parts = text.split("=")
-    answer = _read_number(parts[-1]) == value
+    answer = _read_number(parts[-1]) == example.answer
     for number, part in enumerate(parts, 1):
         try:
             step = parse(part)
@@ -150,8 +279,3 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
 def chance(examples: Sequence[Example]) -> float:
     """Return the share of the commonest answer, which is what a constant guess would score."""
     return Counter(example.answer for example in examples).most_common(1)[0][1] / len(examples)
-
-
-def probe_words(value_max: int = 200, **_: Any) -> tuple[str, ...]:
-    """Return the smallest numbers, which are frequent operands."""
-    return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))

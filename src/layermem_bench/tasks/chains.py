@@ -22,7 +22,6 @@ statement ends, as in the paper.
 """
 
 import random
-import statistics
 import string
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -31,12 +30,9 @@ from tokenizers import Tokenizer
 
 from layermem_bench.tasks.problems import (
     BLANK,
-    Grade,
     Queried,
     Split,
-    check_split_and_count,
     draw_different,
-    grade_answers,
     is_in_split,
     require,
     tokenizer_of_words,
@@ -45,7 +41,7 @@ from layermem_bench.tasks.problems import (
 VARIABLES = string.ascii_lowercase
 # What a statement ends with, and what the first of a chain refers to, where signs are asked for.
 _END, _ROOT = ";", "1"
-Order = Literal["shuffled", "levels", "interleaved"]
+Order = Literal["shuffled", "levels"]
 Ask = Literal["end", "statements"]
 Names = Literal["random", "places"]
 # A variable, its sign ("" where values are handed on), and what it is defined by.
@@ -67,9 +63,8 @@ def generate(
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``chains`` chains, each of ``depth`` variables.
 
-    ``order`` is that of the statements: at random; level by level, at random within a level
-    (levels); or chains mixed at random, but each variable after what it is defined by
-    (interleaved). Variables are named by letters at random, or by the place of their statement, the
+    ``order`` is that of the statements: at random, or level by level, at random within a level
+    (levels). Variables are named by letters at random, or by the place of their statement, the
     first a, the second b (``names`` is places), so that which statement defines a variable needs no
     search.
 
@@ -82,19 +77,30 @@ def generate(
 
     Splits are disjoint whatever the seeds and other options: the set of statements decides.
     """
-    check_split_and_count(split, count)
-    _check_sizes(depth, chains, learned, values)
+    require(
+        1 <= depth * chains <= len(VARIABLES),
+        f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
+        f"{len(VARIABLES)}: choose fewer or shorter chains",
+    )
+    require(
+        values is None or 2 <= chains <= values,
+        f"with values, chains must be at least 2 and at most values ({values}), got {chains}: each "
+        "begins with another value",
+    )
     require(
         (ask, order) != ("statements", "shuffled"),
         "with ask=statements a variable must stand after what it is defined by: choose order="
-        "levels or interleaved, not shuffled",
+        "levels, not shuffled",
     )
     draw = random.Random(f"{split}-{seed}")
     deepest = depth if learned is None or split != "train" else learned
 
     def draw_problem() -> Queried | None:
         statements = _draw_statements(draw, depth, chains, values)
-        statements = _arrange(draw, statements, depth, order)
+        # They stand chain after chain.
+        levels = [statements[level::depth] for level in range(depth)]
+        groups = levels if order == "levels" else [statements]
+        statements = [each for group in groups for each in draw.sample(group, len(group))]
         if names == "places":
             statements = _named_by_places(statements)
         if not is_in_split(" ; ".join(sorted(map(_write, statements))), split):
@@ -103,16 +109,6 @@ def generate(
 
     sizes = f"depth {depth}, chains {chains}, order {order}, split {split}"
     return draw_different(draw_problem, count, sizes)
-
-
-def grade(problem: Queried, text: str) -> Grade:
-    """Grade signs or values; of faults, "other" is the opposite sign, another chain's value."""
-    return grade_answers(problem, text, _possible_answers(problem))
-
-
-def chance(problems: Sequence[Queried]) -> float:
-    """Return the share of right answers of a guess among signs, or the values of a problem."""
-    return statistics.fmean(1 / len(_possible_answers(problem)) for problem in problems)
 
 
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
@@ -139,7 +135,7 @@ def solve(statements: Sequence[Statement]) -> dict[str, tuple[str, int]]:
     return solved
 
 
-def _possible_answers(problem: Queried) -> set[str]:
+def possible_answers(problem: Queried) -> set[str]:
     """Return the signs, or the values that a problem's chains begin with."""
     statements = read_statements(problem)
     names = {name for name, _, _ in statements}
@@ -150,24 +146,6 @@ def _possible_answers(problem: Queried) -> set[str]:
 def _write(statement: Statement) -> str:
     name, sign, base = statement
     return f"{name} = {sign} {base}" if sign else f"{name} = {base}"
-
-
-def _check_sizes(depth: int, chains: int, learned: int | None, values: int | None) -> None:
-    require(min(depth, chains) >= 1, f"depth and chains must be at least 1, got {depth}, {chains}")
-    require(
-        depth * chains <= len(VARIABLES),
-        f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
-        f"{len(VARIABLES)}: choose fewer or shorter chains",
-    )
-    require(
-        learned is None or 1 <= learned <= depth,
-        f"learned must be from 1 to depth ({depth}), got {learned}",
-    )
-    require(
-        values is None or 2 <= chains <= values,
-        f"with values, chains must be at least 2 and at most values ({values}), got {chains}: each "
-        "begins with another value",
-    )
 
 
 def _draw_statements(
@@ -184,22 +162,6 @@ def _draw_statements(
         )
         for number, name in enumerate(names)
     ]
-
-
-def _arrange(
-    draw: random.Random, statements: list[Statement], depth: int, order: str
-) -> list[Statement]:
-    """Return statements, given chain after chain, in another order."""
-    if order == "shuffled":
-        return draw.sample(statements, len(statements))
-    if order == "levels":
-        levels = [statements[level::depth] for level in range(depth)]
-        return [each for level in levels for each in draw.sample(level, len(level))]
-    # Which chain is continued at each place; all ways to mix them are equally likely.
-    turns = [number // depth for number in range(len(statements))]
-    draw.shuffle(turns)
-    chains = [iter(statements[start : start + depth]) for start in range(0, len(turns), depth)]
-    return [next(chains[turn]) for turn in turns]
 
 
 def _named_by_places(statements: Sequence[Statement]) -> list[Statement]:

@@ -4,7 +4,7 @@ An expression is an int or a tuple (operator, left, right): ``2 + 3 * 4`` is
 ``("+", 2, ("*", 3, 4))``. Every value is an exact integer and not negative; ``3 - 4`` and ``7 / 2``
 have no value.
 
-A solution is a chain of expressions, from the one asked about to the number. Under ``split_key``
+A solution is a chain of expressions, from the one asked about to the number. By ``deciding_key``
 no expression of two operations or more that is in a chain of one split is, up to the order of
 operands, in a chain of another. Worked example, ``(2 + 3) * 4 - 1``:
 
@@ -33,10 +33,6 @@ RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 _OPERATOR_OF = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # Longer texts are never expressions of this task, and would only cost time.
 _MAX_TOKENS = 200
-# Selects the hash that decides. Some pairs of operations end many solutions, so chance makes splits
-# less alike than single expressions would; of 0 to 39 this one leaves their answers and operators
-# most alike at 4 to 6 operands. It was chosen before any model was trained.
-_HASH_SEED = 32
 
 
 def parse(text: str) -> Expression:
@@ -137,13 +133,9 @@ def apply_operator(operator: str, left: int, right: int) -> int | None:
     return left // right if right and left % right == 0 else None
 
 
-def split_key(expression: Expression) -> str:
-    """Return the text whose hash decides the split of a result of ``choose_mirror``."""
-    return f"{_HASH_SEED}: {deciding_key(expression)}"
-
-
 def deciding_key(expression: Expression) -> str:
-    """Return the last two operations of the solution, with + and * operands in order.
+    """Return the last two operations of the solution, with + and * operands in order: what decides
+    the split of a result of ``choose_mirror``.
 
     An expression of one operation has itself as key. Where both sides of the root are operations,
     ``choose_mirror`` has the left one carried out first, so the last two operations are the root

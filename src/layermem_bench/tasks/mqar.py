@@ -9,7 +9,6 @@ sequence after its query. docs/tasks.md says where this differs from the paper's
 """
 
 import random
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,16 +16,16 @@ from tokenizers import Tokenizer
 
 from layermem_bench.tasks.problems import (
     BLANK,
-    Grade,
     Queried,
     Split,
-    check_split_and_count,
     draw_different,
-    grade_answers,
     is_in_split,
     require,
     tokenizer_of_words,
 )
+
+# The exponent of the distances, more 1.
+_ALPHA = 0.1
 
 
 def generate(
@@ -37,21 +36,26 @@ def generate(
     vocabulary: int = 128,
     pairs: int = 8,
     length: int = 64,
-    alpha: float = 0.1,
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``length`` words.
 
     ``vocabulary`` is the number of words: half are keys, half values. ``pairs`` of them open the
     sequence. Of the even distances after the pairs, each key takes one, with a probability that
-    falls like ``distance ** (alpha - 1)`` (1: uniform). Blanks stand everywhere else.
+    falls like ``distance ** -0.9``, as in the paper. Blanks stand everywhere else.
 
     Splits are disjoint whatever the seeds and other options: the set of pairs decides.
     """
-    check_split_and_count(split, count)
-    _check_sizes(vocabulary, pairs, length, alpha)
+    require(
+        vocabulary % 2 == 0 and vocabulary >= 2 * pairs,
+        f"vocabulary must be even and at least twice the pairs ({2 * pairs}), got {vocabulary}",
+    )
+    require(
+        length % 2 == 0 and length >= 4 * pairs,
+        f"length must be even and at least four times the pairs ({4 * pairs}), got {length}",
+    )
     keys, values = _keys_and_values(vocabulary)
     rest = length - 2 * pairs
-    weights = [distance ** (alpha - 1) for distance in range(1, rest // 2 + 1)]
+    weights = [distance ** (_ALPHA - 1) for distance in range(1, rest // 2 + 1)]
     draw = random.Random(f"{split}-{seed}")
 
     def draw_problem() -> Queried | None:
@@ -64,32 +68,14 @@ def generate(
     return draw_different(draw_problem, count, sizes)
 
 
-def grade(problem: Queried, text: str) -> Grade:
-    """Grade values; of faults, "other" is the value of another key of the problem."""
-    return grade_answers(problem, text, set(problem.answers))
-
-
-def chance(problems: Sequence[Queried]) -> float:
-    """Return the share of right answers of a guess among the values of a problem."""
-    return statistics.fmean(1 / len(problem.queries) for problem in problems)
+def possible_answers(problem: Queried) -> set[str]:
+    """Return the values of a problem."""
+    return set(problem.answers)
 
 
 def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
     keys, values = _keys_and_values(vocabulary)
     return tokenizer_of_words([BLANK, *keys, *values])
-
-
-def _check_sizes(vocabulary: int, pairs: int, length: int, alpha: float) -> None:
-    require(pairs >= 1, f"pairs must be at least 1, got {pairs}")
-    require(
-        vocabulary % 2 == 0 and vocabulary >= 2 * pairs,
-        f"vocabulary must be even and at least twice the pairs ({2 * pairs}), got {vocabulary}",
-    )
-    require(
-        length % 2 == 0 and length >= 4 * pairs,
-        f"length must be even and at least four times the pairs ({4 * pairs}), got {length}",
-    )
-    require(0 <= alpha <= 1, f"alpha must be from 0 to 1, got {alpha}")
 
 
 def _keys_and_values(vocabulary: int) -> tuple[list[str], list[str]]:

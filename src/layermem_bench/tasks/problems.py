@@ -105,11 +105,6 @@ def require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def check_split_and_count(split: str, count: int) -> None:
-    require(split in SPLITS, f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    require(count >= 0, f"count must be at least 0, got {count}")
-
-
 def is_in_split(text: str, split: str) -> bool:
     """Return whether the hash of ``text`` lies in a split: "k3 v9, k7 v2" -> 0.41 -> train."""
     low, high = SPLITS[split]

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.tasks.problems import (
     Grade,
-    check_split_and_count,
     require,
     tokenizer_of_words,
 )
@@ -95,7 +94,6 @@ def generate(
     would be unconnected. ``graphs`` names how they are drawn, such that only person and directions
     together tell the answer, so that a recorded config says it.
     """
-    check_split_and_count(split, count)
     files = {"train": train, "validation": validation, "test": test}
     if files[split]:
         return _load_split(split, files)[:count]
@@ -107,61 +105,42 @@ def generate(
 
 
 def load(path: str | os.PathLike[str]) -> list[Record]:
-    """Read a file of records: a JSON list of objects with the fields of ``Record``."""
+    """Read a file of records: a JSON list of objects with the fields of ``Record``, and maybe
+    others. One whose proof does not follow is refused: no right answer would count."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    kind = type(values).__name__
-    require(isinstance(values, list), f"{path} must hold a list of records, got {kind}")
-    return [_read_record(value, f"{path}, record {i}") for i, value in enumerate(values)]
-
-
-def _read_record(value: Any, where: str) -> Record:
-    if isinstance(value, Mapping):
-        # A file may have further fields.
-        value = {f.name: value[f.name] for f in fields(Record) if f.name in value}
-    record = from_dict(Record, value, f"{where}: ")
-    texts = (record.question, record.answer, *record.steps, *record.idx_to_symbol)
-    require(all(texts), f"{where}: question, answer, steps and idx_to_symbol must not be empty")
-    for edge in record.edges:
-        require(len(edge) == 2, f"{where}: an edge must be [from, to], got {edge!r}")
-    nodes = range(len(record.idx_to_symbol))
-    for number in (record.root, record.target, record.neg_target, *chain(*record.edges)):
-        require(number in nodes, f"{where}: {number} is not an index of idx_to_symbol")
-    return record
+    require(isinstance(values, list), f"{path} must hold a list of records")
+    names, records = [each.name for each in fields(Record)], list[Record]()
+    for number, value in enumerate(values):
+        try:
+            known = {name: value[name] for name in names}
+            record = from_dict(Record, known, "")
+            require(grade(record, record.solution).steps, "its proof does not follow")
+        except (ValueError, TypeError, LookupError) as error:
+            raise ValueError(f"{path}, record {number}: {error!r}") from error
+        records.append(record)
+    return records
 
 
 def _load_split(split: str, files: Mapping[str, str | None]) -> list[Record]:
-    """Return the different records of a split's file that no later split's file holds too.
-
-    Two files that hold the same records, in any order, are refused, and so is a file of which
-    nothing would be left, or one with a proof that does not follow.
-    """
-    own = f"{split}={files[split]}"
+    """Return the different records of a split's file that no later split's file holds too; a file
+    of which nothing would be left is refused."""
     records = {record.question: record for record in load(str(files[split]))}
-    for record in records.values():
-        require(
-            grade(record, record.solution).steps,
-            f"{own}: the proof of the question {record.question[:80]!r} ... does not follow from "
-            "its statements, so that no right answer would count: mend its edges or root",
-        )
-    left = dict(records)
-    for other, path in files.items():
-        if other == split or not path:
-            continue
-        others = {record.question for record in load(path)}
-        if list(files).index(other) > list(files).index(split):
-            left = {question: each for question, each in left.items() if question not in others}
-        require(
-            bool(left) and records.keys() != others,
-            f"{own} holds no problem that {other}={path} does not hold; give each split problems "
-            "of its own",
-        )
+    later = [path for path in list(files.values())[list(files).index(split) + 1 :] if path]
+    held_out = {record.question for path in later for record in load(path)}
+    left = [record for question, record in records.items() if question not in held_out]
+    require(
+        bool(left),
+        f"{split}={files[split]} holds no problem that {' and '.join(later)} does not hold; give "
+        "each split problems of its own",
+    )
     if len(left) < len(records):
         count = f"{len(records) - len(left):,} of {len(records):,}"
-        logger.warning("%s problems of %s are in a later split's file: left out", count, own)
-    return list(left.values())
+        what = f"{split}={files[split]}"
+        logger.warning("%s problems of %s are in a later split's file: left out", count, what)
+    return left
 
 
 def grade(record: Record, text: str) -> Grade:

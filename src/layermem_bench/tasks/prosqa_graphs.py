@@ -79,7 +79,13 @@ def draw_sizes(
     Where nodes are given, statements are scaled with them: a graph of 12 nodes gets 12 / 22.8 of
     the statements drawn.
     """
-    _check_sizes(steps, nodes, statements)
+    least, longest = min(_STEP_COUNTS), max(_STEP_COUNTS)
+    require(steps is None or least <= steps <= longest, f"steps must be {least} to {longest}")
+    fewest = 2 * (steps or least) + _OTHER_NODES
+    require(
+        nodes is None or fewest <= nodes <= _MAX_NODES,
+        f"nodes must be {fewest} (two paths, four more) to {_MAX_NODES}, got {nodes}",
+    )
     most = _NODES[1] if nodes is None else nodes
     fitting = {n: often for n, often in _STEP_COUNTS.items() if 2 * n + _OTHER_NODES <= most}
     (path_steps,) = [steps] if steps else draw.choices(list(fitting), list(fitting.values()))
@@ -93,22 +99,6 @@ def draw_sizes(
             size, edges = nodes, round(edges * nodes / _NODES[2])
         if people - 2 + 2 * path_steps + _OTHER_NODES <= size:
             return path_steps, people, size, statements or edges
-
-
-def _check_sizes(steps: int | None, nodes: int | None, statements: int | None) -> None:
-    least, most = min(_STEP_COUNTS), max(_STEP_COUNTS)
-    require(
-        steps is None or least <= steps <= most,
-        f"steps must be {least} to {most}, got {steps}",
-    )
-    fewest = 2 * (steps or least) + _OTHER_NODES
-    require(
-        nodes is None or fewest <= nodes <= _MAX_NODES,
-        f"nodes must be {fewest} (two paths, four more) to {_MAX_NODES}, got {nodes}",
-    )
-    require(
-        statements is None or statements >= 1, f"statements must be at least 1, got {statements}"
-    )
 
 
 def shortest_path(edges: Sequence[Edge], start: int, end: int) -> list[int]:

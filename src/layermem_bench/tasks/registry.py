@@ -5,21 +5,25 @@ import inspect
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from layermem_base.plugins import load_plugins, unknown_name
-from layermem_bench.config.run import Task, checked
+from layermem_bench.config.run import Task
+from layermem_bench.config.typed_dicts import checked
 from layermem_bench.tasks import arithmetic, chains, mqar, prosqa
 from layermem_bench.tasks.problems import (
+    SPLITS,
     Grade,
     Problem,
     Queried,
     commonest_solution,
+    grade_answers,
     grade_words,
+    require,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ _MEASURED_PROBLEMS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefinition:
-    """What there is to know of a task; ``config.task.Task`` is a run's choice of one."""
+    """What there is to know of a task; ``config.parts.Task`` is a run's choice of one."""
 
     generate: Callable[..., Sequence[Problem]]
     """Returns problems of ``split``, ``count``, ``seed`` and the task's own options. No problem may
@@ -66,6 +70,8 @@ class TaskDefinition:
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an unknown option, or one of the wrong type, is an error."""
+        require(split in SPLITS, f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        require(count >= 0, f"count must be at least 0, got {count}")
         parameters = self._parameters()
         if unknown := sorted(set(options) - set(parameters)):
             raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(parameters)}")
@@ -144,17 +150,23 @@ def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Pro
             )
 
 
+# The splits of a run, and those that a study's other runs have.
+@functools.lru_cache(maxsize=8)
+def problems_of(task: Task, split: str) -> Sequence[Problem]:
+    """Return the problems of a split of a run's task."""
+    count = {"train": task.examples, "validation": task.validation, "test": task.test}[split]
+    return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
+
+
 def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float]:
     """Return the size of the vocabulary and an estimate of the mean tokens of a problem.
 
     ``tokenizer`` None: the task's own, and transformers is not imported.
     """
-    texts, count = _measured_texts(
-        str(task.name),
-        min(_MEASURED_PROBLEMS, task.examples),
-        task.seed,
-        tuple(sorted(task.fields().items())),
-    )
+    few = min(_MEASURED_PROBLEMS, task.examples)
+    problems = problems_of(replace(task, examples=few, repeated=0, repeats=1), "train")
+    solutions = [] if select_queried(problems) else [problem.solution for problem in problems]
+    texts = [*(problem.prompt for problem in problems), *solutions]
     if tokenizer is None:
         words = get_task(str(task.name)).word_tokenizer(**task.fields())
         size, tokens = words.get_vocab_size(), sum(map(len, words.encode_batch(texts)))
@@ -162,18 +174,7 @@ def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float
         ids = _encode_texts(tokenizer, texts, one_a_word=False)
         size, tokens = len(tokenizer), sum(map(len, ids))
     # The end token follows every solution, or every sequence whose answers stand beside it.
-    return size, tokens / count + 1
-
-
-# Presets of several scales have the same problems.
-@functools.lru_cache(maxsize=64)
-def _measured_texts(
-    name: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]
-) -> tuple[list[str], int]:
-    """Return the texts that a run on so many problems reads, and how many problems there are."""
-    problems = get_task(name).problems("train", count, seed, **dict(options))
-    solutions = [] if select_queried(problems) else [problem.solution for problem in problems]
-    return [*(problem.prompt for problem in problems), *solutions], len(problems)
+    return size, tokens / len(problems) + 1
 
 
 def get_task(name: str) -> TaskDefinition:
@@ -196,16 +197,26 @@ def add_task(name: str, definition: TaskDefinition) -> None:
     _TASKS[name] = definition
 
 
-_with_queries = partial(TaskDefinition, level=lambda p: max(p.levels), extra_tokens=0)
+def _with_queries(possible_answers: Callable[[Queried], set[str]], **fields: Any) -> TaskDefinition:
+    """Return a task whose answers are read at queries, each among those that are possible."""
+    return TaskDefinition(
+        **fields,
+        grade=lambda problem, text: grade_answers(problem, text, possible_answers(problem)),
+        level=lambda problem: max(problem.levels),
+        extra_tokens=0,
+        chance=lambda problems: statistics.fmean(1 / len(possible_answers(p)) for p in problems),
+    )
+
+
 _TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),
         word_tokenizer=arithmetic.word_tokenizer,
-        grade=lambda example, text: arithmetic.grade(example.prompt, text),
+        grade=arithmetic.grade,
         level=lambda example: example.operands,
         level_name="operands",
         chance=arithmetic.chance,
-        words=arithmetic.probe_words,
+        words=lambda **_: ("1", "2", "3", "4"),
     ),
     "prosqa": TaskDefinition(
         generate=prosqa.generate,
@@ -218,19 +229,17 @@ _TASKS: dict[str, TaskDefinition] = {
         words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
     "mqar": _with_queries(
+        mqar.possible_answers,
         generate=mqar.generate,
         word_tokenizer=mqar.word_tokenizer,
-        grade=mqar.grade,
         level_name="words back, up to",
-        chance=mqar.chance,
         words=lambda **_: ("k0", "k1", "k2", "k3"),
     ),
     "chains": _with_queries(
+        chains.possible_answers,
         generate=chains.generate,
         word_tokenizer=chains.word_tokenizer,
-        grade=chains.grade,
         level_name="statements",
-        chance=chains.chance,
         words=lambda **_: tuple(chains.VARIABLES[:4]),
     ),
 }

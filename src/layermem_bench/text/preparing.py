@@ -2,33 +2,48 @@
 
     CACHE/KEY-3/train.bin, valid.bin    tokens; the end token follows every document
     CACHE/KEY-3/meta.json               counts of both, and sketches of their documents
-    CACHE/.parts-KEY-3                  what is not complete yet (``shards``)
+    CACHE/.parts-KEY-3/00002/           the same of the third task, while the text is prepared
 
 KEY is a digest of the text, the tokenizer and the options that change the tokens; recorded runs
 name their data by it. A folder is whole or absent: a process makes it, others wait for its lock.
+The tokens do not depend on the number of tasks. Several are run by datatrove, whose own
+``DocumentTokenizer`` makes no such files: it has no splits, shuffles within a task, and an added
+end token goes through the post-processor, which special tokens share.
 """
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from filelock import FileLock
+from tqdm import tqdm
 
+from layermem_base.files import write_atomically
+from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
-from layermem_bench.text.blocks import Prepared
-from layermem_bench.text.shards import META, SPLITS, Shards
-from layermem_bench.text.sources import Source, hub_name, open_source
-from layermem_bench.text.tokenizers import fingerprint
+from layermem_bench.text.blocks import META, Prepared, Sketch, hash_text
+from layermem_bench.text.sources import HubDataset, Source, open_source
+from layermem_bench.text.tokenizers import batch_encoder, fingerprint, id_dtype
 
 logger = logging.getLogger(__name__)
+SPLITS = ("train", "valid")
+# A text, and the split that it is in, or "left_out".
+Part: TypeAlias = tuple[str, str]
 # A change of the tokens that are written takes another number, so that nothing older is found.
 _VERSION = 4
+# Characters tokenized at once: a tokenizer's own bookkeeping takes some hundred bytes for each.
+_BATCH = 500_000
 
 
 def prepare(
@@ -44,24 +59,12 @@ def prepare(
     with FileLock(folder.with_name(f".lock-{folder.name}"), fallback_to_soft=False):
         if not (folder / META).exists():
             logger.info("preparing %s", config.source)
-            parts = folder.with_name(f".parts-{folder.name}" + f"-of-{tasks}" * (tasks > 1))
-            shards = Shards(
-                folder=parts,
-                sources=sources,
-                share=0.0 if config.validation else config.validation_share,
-                most=config.max_documents,
-                tokenizer=tokenizer,
-                tasks=tasks,
-            )
-            _make(shards, workers, folder, config)
-    train, valid = (_read(folder, split) for split in SPLITS)
+            _make(config, sources, tokenizer, folder, tasks, workers)
+    train, valid = (Prepared.read(folder, split) for split in SPLITS)
     if train.left_out:
         logger.warning(
-            "%s of %s documents of %s are in %s too: they are left out of training",
-            f"{train.left_out:,}",
-            f"{train.left_out + train.documents:,}",
-            config.source,
-            config.validation or "the share that is held out",
+            "%s documents of %s are left out of training, as %s has them too",
+            *(f"{train.left_out:,}", config.source, config.validation or "the held-out share"),
         )
     return train, valid
 
@@ -75,11 +78,6 @@ def cache_folder(given: str | None = None) -> Path:
 def prepared_name(config: Data, sources: Sequence[Source], tokenizer: Any) -> str:
     """Return a digest of what decides the tokens of a config; nothing is prepared."""
     fingerprints = [source.fingerprint() for source in sources]
-    if len(set(fingerprints)) < len(fingerprints):
-        raise ValueError(
-            f"data.validation, {config.validation}, holds the text of data.source; name another "
-            "(a split of a Hugging Face dataset is NAME:validation), or leave it out to use a share"
-        )
     share = None if config.validation else config.validation_share
     parts = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
@@ -87,23 +85,31 @@ def prepared_name(config: Data, sources: Sequence[Source], tokenizer: Any) -> st
 
 def open_sources(config: Data) -> list[Source]:
     """Return the text that is learnt and, where it has a source of its own, that of validation."""
-    of_dataset = {"subset": config.subset, "revision": config.revision}
-    return [
-        open_source(
-            name,
-            text_field=config.text_field,
-            streaming=config.streaming,
-            # Another dataset has configurations and revisions of its own.
-            **(of_dataset if hub_name(name)[0] == hub_name(config.source)[0] else {}),
-        )
-        for name in filter(None, (config.source, config.validation))
-    ]
+    names = filter(None, (config.source, config.validation))
+    return [open_source(name, config) for name in names]
 
 
-def _make(shards: Shards, workers: int, folder: Path, config: Data) -> None:
+def _make(
+    config: Data, sources: Sequence[Source], tokenizer: Any, folder: Path, tasks: int, workers: int
+) -> None:
+    """Have tasks write their tokens, and put them in a row."""
+    parts = folder.with_name(f".parts-{folder.name}" + f"-of-{tasks}" * (tasks > 1))
+    share = 0.0 if config.validation else config.validation_share
+    step = Writing(
+        folder=parts,
+        sources=sources,
+        share=share,
+        most=config.max_documents,
+        held_out=frozenset(_held_out(sources, share, config.max_documents)),
+        tokenizer=tokenizer,
+    )
     try:
-        whole = shards.make(workers)
-        if empty := [split for split in SPLITS if not _read(whole, split).documents]:
+        if tasks == 1:
+            step()
+        else:
+            _run_by_datatrove(step, tasks, workers)
+        whole = _join([step.folder_of(rank) for rank in range(tasks)], parts / "whole")
+        if empty := [split for split in SPLITS if not Prepared.read(whole, split).documents]:
             raise ValueError(
                 f"{config.source} has no document for {empty[0]} beside copies of what validates: "
                 "divide it into more documents, change data.validation_share, or name another text "
@@ -111,15 +117,134 @@ def _make(shards: Shards, workers: int, folder: Path, config: Data) -> None:
             )
         os.replace(whole, folder)
     finally:
-        # What tasks have written stays for the same command to go on with.
-        if shards.tasks == 1 or folder.exists():
-            shutil.rmtree(shards.folder, ignore_errors=True)
+        # datatrove's tasks that have ended stay for the same command to go on with.
+        if tasks == 1 or folder.exists():
+            shutil.rmtree(parts, ignore_errors=True)
 
 
-def _read(folder: Path, split: str) -> Prepared:
-    """Return a split of a folder, whose file must have the size of its tokens."""
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    prepared = Prepared(path=folder / f"{split}.bin", **meta[split])
-    if prepared.path.stat().st_size != prepared.tokens * np.dtype(prepared.dtype).itemsize:
-        raise ValueError(f"{prepared.path} is damaged; delete {folder} to have it made again")
-    return prepared
+def _held_out(sources: Sequence[Source], share: float, most: int | None) -> Iterator[int]:
+    """Yield hashes of the documents that are held out; of a share of a streamed dataset none, as
+    it would be fetched twice."""
+    learnt, *own = sources
+    texts: Iterable[str] = own[0] if own else ()
+    if not own and not (isinstance(learnt, HubDataset) and learnt.how.streaming):
+        parts = islice(learnt.parts(), most)
+        texts = (text for text, first in parts if hash_to_unit_interval(first) < share)
+    return map(hash_text, filter(None, texts))
+
+
+def _run_by_datatrove(step: "Writing", tasks: int, workers: int) -> None:
+    """Have datatrove run tasks, but those that it has marked as ended; their errors are raised."""
+    if importlib.util.find_spec("datatrove") is None:
+        raise ValueError('--tasks needs datatrove: pip install "layermem[scale]"')
+    from datatrove.executor import LocalPipelineExecutor
+
+    logs = str(step.folder / "logs")
+    LocalPipelineExecutor([step], tasks, min(tasks, workers), logging_dir=logs).run()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """What each task does: it writes the tokens of its slice of a text."""
+
+    folder: Path
+    sources: Sequence[Source]
+    """The text that is learnt and, where it has a source of its own, that of validation."""
+    share: float
+    """Share of the documents of the text that is learnt that are held out for validation."""
+    most: int | None
+    """Most parts of documents that are read by a single task; None: all."""
+    held_out: frozenset[int]
+    """Hashes of the documents of validation."""
+    tokenizer: Any
+
+    def folder_of(self, rank: int) -> Path:
+        """Return the folder of a task."""
+        return self.folder / f"{rank:05d}"
+
+    def __call__(self, data: Iterable[Any] | None = None, rank: int = 0, tasks: int = 1) -> None:
+        """Write the tokens of a task, as the one step of a pipeline of datatrove."""
+        if tasks > 1:
+            # A task has one core; another thread for each would be in the way of other tasks.
+            os.environ["RAYON_NUM_THREADS"] = "1"
+        folder = self.folder_of(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        encode, dtype = batch_encoder(self.tokenizer), id_dtype(self.tokenizer)
+        end = self.tokenizer.eos_token_id
+        end_bytes = np.array([end], dtype).tobytes()
+        tokens, documents = Counter[str](), Counter[str]()
+        sketches = {split: Sketch() for split in SPLITS}
+        with ExitStack() as stack:
+            files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
+            # None: a progress bar in a terminal, nothing in a pipe.
+            bar = stack.enter_context(tqdm(unit=" tokens", unit_scale=True, disable=None))
+            for batch in _batches(self._divided(rank, tasks)):
+                documents.update(split for _, split in batch)
+                batch = [(text, split) for text, split in batch if split in SPLITS]
+                encoded = encode([text for text, _ in batch])
+                for (text, split), ids in zip(batch, encoded, strict=True):
+                    files[split].write(ids.tobytes() + end_bytes)
+                    tokens[split] += len(ids) + 1
+                    sketches[split].add(hash_text(text))
+                bar.update(sum(map(len, encoded)))
+        meta = {
+            split: {
+                "tokens": tokens[split],
+                "documents": documents[split],
+                "left_out": documents["left_out"] if split == "train" else 0,
+                "dtype": np.dtype(dtype).name,
+                "end": end,
+                "sketch": sketches[split].to_text(),
+            }
+            for split in SPLITS
+        }
+        write_atomically(folder / META, json.dumps(meta, indent=1))
+
+    def _divided(self, rank: int, tasks: int) -> Iterator[Part]:
+        """Yield each text of a slice with its split. Of a document that is cut, the first part
+        decides; copies of documents that are held out are left out of training.
+
+        White space counts for the split, as it did when runs were recorded, and not for copies.
+        """
+        learnt, *own = self.sources
+        for text, first in islice(learnt.parts(rank, tasks), self.most):
+            if hash_to_unit_interval(first) < self.share:
+                yield text, "valid"
+            else:
+                yield text, "left_out" if hash_text(text) in self.held_out else "train"
+        for source in own:
+            yield from ((text, "valid") for text, _ in source.parts(rank, tasks))
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Group texts that are not empty until a group has ``_BATCH`` characters."""
+    batch, size = list[Part](), 0
+    for text, split in parts:
+        if text:
+            batch.append((text, split))
+            size += len(text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _join(folders: Sequence[Path], whole: Path) -> Path:
+    """Put the tokens of all tasks in a row, in a new folder if there are several; return it."""
+    if len(folders) == 1:
+        return folders[0]
+    metas, joined = [json.loads((each / META).read_text("utf-8")) for each in folders], {}
+    whole.mkdir(exist_ok=True)
+    for split in SPLITS:
+        with (whole / f"{split}.bin").open("wb") as file:
+            for path in (folder / f"{split}.bin" for folder in folders):
+                with path.open("rb") as tokens:
+                    shutil.copyfileobj(tokens, file)
+        rows = [meta[split] for meta in metas]
+        counts = {name: sum(r[name] for r in rows) for name in ("tokens", "documents", "left_out")}
+        sketch = Sketch.merged(Sketch.from_text(row["sketch"]) for row in rows).to_text()
+        joined[split] = {**rows[0], **counts, "sketch": sketch}
+    write_atomically(whole / META, json.dumps(joined, indent=1))
+    return whole

@@ -20,18 +20,18 @@ import hashlib
 import io
 import json
 import lzma
-import re
 import sysconfig
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, cast, final
+from typing import IO, Any, final
 
 from layermem_base.generation_settings import check_text
+from layermem_bench.config.hashing import file_digest
+from layermem_bench.config.run import Data
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
@@ -39,9 +39,6 @@ MAX_CHARACTERS = 1_000_000
 _UNITS = {".jsonl": "line", ".ndjson": "line", ".json": "line", ".parquet": "row"}
 # Kinds of files that are read of a folder.
 _SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
-# What the name of a file of records says of its split, as those of datasets on the hub do.
-_SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|dev)(?:[-_./]|$)")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Source(ABC):
@@ -76,34 +73,26 @@ class Source(ABC):
         """Return a digest that changes when a text does."""
 
 
-def open_source(
-    source: str,
-    *,
-    text_field: str = "text",
-    subset: str | None = None,
-    revision: str | None = None,
-    streaming: bool = False,
-) -> Source:
-    """Return the documents of "stdlib", a file, a folder, or a dataset (NAME or NAME:SPLIT)."""
+def open_source(source: str, how: Data | None = None) -> Source:
+    """Return the documents of "stdlib", a file, a folder, or a dataset (NAME or NAME:SPLIT), read
+    as the other fields of a config say."""
+    how, path = how or Data(source=source), Path(source).expanduser()
     if source == "stdlib":
-        return LocalFiles(standard_library(), text_field)
-    path = Path(source).expanduser()
+        return LocalFiles(standard_library(), how.text_field)
     if path.exists():
-        return LocalFiles(_files_of(path) if path.is_dir() else [path.absolute()], text_field)
-    name, split = hub_name(source)
+        files = _files_of(path) if path.is_dir() else [path.absolute()]
+        return LocalFiles(files, how.text_field)
+    name, _, split = source.partition(":")
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
     if is_path or _kind_of(Path(name)) in _SUFFIXES:
         raise FileNotFoundError(
             f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
             '(NAME or NAME:SPLIT), or "stdlib"'
         )
-    return HubDataset(name, split, text_field, subset, revision, streaming)
-
-
-def hub_name(source: str) -> tuple[str, str]:
-    """Return the name of a Hugging Face dataset, and its split."""
-    name, _, split = source.partition(":")
-    return name, split or "train"
+    if name != how.source.partition(":")[0]:
+        # Another dataset has configurations and revisions of its own.
+        how = replace(how, subset=None, revision=None)
+    return HubDataset(name, split or "train", how)
 
 
 @final
@@ -124,76 +113,54 @@ class LocalFiles(Source):
 
     def _documents_of(self, path: Path) -> Iterator[Iterable[str]]:
         if _unit_of(path) == "file":
-            yield _parts_of_file(path)
+            yield _naming(path, _parts_of_file(path))
             return
-        records = _lines if _unit_of(path) == "line" else _rows
-        for value, where in records(path, self.text_field):
-            yield cut_document(_text_of(value, self.text_field, where))
+        records = _lines(path) if _unit_of(path) == "line" else _rows(path, self.text_field)
+        texts = (_text_of(value, self.text_field, where) for value, where in records)
+        yield from map(cut_document, _naming(path, texts))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
         for path in self.paths:
-            digest.update(_unit_of(path).encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(_unit_of(path).encode() + bytes.fromhex(file_digest(path)))
         return digest.hexdigest()
 
 
 @final
-@dataclass
 class HubDataset(Source):
     """A split of a Hugging Face dataset."""
 
-    name: str
-    split: str
-    text_field: str
-    subset: str | None
-    revision: str | None
-    streaming: bool
+    def __init__(self, name: str, split: str, how: Data) -> None:
+        self.name, self.split, self.how, self.revision = name, split, how, how.revision
 
     def _documents(self, rank: int, tasks: int) -> Iterator[Iterable[str]]:
-        rows = self.rows
-        if not self.streaming:
-            bounds = len(rows) * rank // tasks, len(rows) * (rank + 1) // tasks
-            rows = rows.select(range(*bounds))
-        elif tasks > 1:
-            # Of files of the dataset, of which there may be fewer than tasks.
-            count = min(tasks, rows.num_shards)
-            rows = rows.shard(count, rank, contiguous=True) if rank < count else ()
+        # A streamed dataset is divided by its files, of which there may be fewer than tasks.
+        count = min(tasks, self.rows.num_shards if self.how.streaming else len(self.rows))
+        rows = self.rows.shard(count, rank, contiguous=True) if rank < count else ()
         for row in rows:
-            yield cut_document(_text_of(row, self.text_field, f"a record of {self.name}"))
+            yield cut_document(_text_of(row, self.how.text_field, f"a record of {self.name}"))
 
     def fingerprint(self) -> str:
-        if self.streaming:
+        how = self.how
+        if how.streaming:
             # Its text has not been read: only a commit distinguishes it from an earlier version,
             # and no other is read from here on.
-            content = self.revision = self._commit()
+            from huggingface_hub import HfApi
+
+            content = self.revision = HfApi().dataset_info(self.name, revision=how.revision).sha
         else:
-            content = f"{self.revision} {self.rows.info.version} {self.rows._fingerprint}"
-        fields = self.name, self.subset, self.split, self.text_field, self.streaming, content
+            content = f"{how.revision} {self.rows.info.version} {self.rows._fingerprint}"
+        fields = self.name, how.subset, self.split, how.text_field, how.streaming, content
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-
-    def _commit(self) -> str | None:
-        """Return the commit that the name stands for now."""
-        if self.revision and _COMMIT.fullmatch(self.revision):
-            return self.revision
-        import huggingface_hub
-
-        return huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha
 
     @cached_property
     def rows(self) -> Any:
         """The split as ``datasets`` has it; streamed, nothing is read yet."""
         # Imported where a dataset is read: it takes longer than all the rest.
-        import datasets
+        from datasets import load_dataset
 
-        return datasets.load_dataset(
-            self.name,
-            self.subset,
-            split=self.split,
-            streaming=self.streaming,
-            revision=self.revision,
-        )
+        options = {"split": self.split, "streaming": self.how.streaming, "revision": self.revision}
+        return load_dataset(self.name, self.how.subset, **options)
 
 
 def cut_document(text: str) -> Iterator[str]:
@@ -213,42 +180,44 @@ def cut_document(text: str) -> Iterator[str]:
 def _parts_of_file(path: Path) -> Iterator[str]:
     """Yield the parts of a plain file, which is cut while it is read."""
     text = ""
-    with _opened(path) as file:
-        decoded = io.TextIOWrapper(file, "utf-8", newline="")
-        while more := decoded.read(MAX_CHARACTERS):
+    with io.TextIOWrapper(_open(path), "utf-8", newline="") as file:
+        while more := file.read(MAX_CHARACTERS):
             *complete, text = cut_document(text + more)
             yield from complete
     yield text
 
 
-def _lines(path: Path, field: str) -> Iterator[tuple[Any, str]]:
+def _lines(path: Path) -> Iterator[tuple[Any, str]]:
     """Yield the value of each line of JSON that is not empty, and where it stands."""
-    with _opened(path) as file:
+    with _open(path) as file:
         for number, line in enumerate(file, 1):
             # Files that were joined have byte order marks within.
             text = line.decode().removeprefix("\ufeff").strip(" \t\r\n\v\f")
             try:
                 if text:
-                    yield json.loads(text), f"{path}, line {number}"
+                    yield json.loads(text), f"line {number}"
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is not one object of JSON: {error}") from (
-                    error
-                )
+                raise ValueError(f"line {number} is not one object of JSON: {error}") from error
 
 
 def _rows(path: Path, field: str) -> Iterator[tuple[Any, str]]:
     """Yield each row of Parquet with its field, or with all fields where it has none so named."""
     # Imported where such a file is read: it takes longer than all the rest.
-    from pyarrow import ArrowException, parquet
+    from pyarrow import parquet
 
+    with parquet.ParquetFile(path) as file:
+        columns = [field] if field in file.schema_arrow.names else None
+        batches = file.iter_batches(batch_size=256, columns=columns)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from ((row, f"row {number}") for number, row in enumerate(rows))
+
+
+def _naming(path: Path, texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts of a file; an error names it: it may be damaged, cut short or not UTF-8."""
     try:
-        with parquet.ParquetFile(path) as file:
-            columns = [field] if field in file.schema_arrow.names else None
-            batches = file.iter_batches(batch_size=256, columns=columns)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows))
-    except (ArrowException, OSError) as error:
-        raise ValueError(f"{path} is damaged or no Parquet file: {error}") from error
+        yield from texts
+    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{path}, {error}") from error
 
 
 def _text_of(value: Any, field: str, where: str) -> str:
@@ -264,21 +233,11 @@ def _text_of(value: Any, field: str, where: str) -> str:
     return text
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file's content, of all members of a compressed file; what is damaged, cut short or
-    not UTF-8 while the block reads it is a ``ValueError``."""
-    opening: dict[str, Callable[[Path], Any]] = {
-        ".gz": gzip.open,
-        ".bz2": bz2.open,
-        ".xz": lzma.open,
-        ".zst": _open_zstandard,
-    }
-    with opening.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path) as file:
-        try:
-            yield cast("IO[bytes]", file)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is damaged, cut short or not UTF-8: {error}") from error
+def _open(path: Path) -> IO[bytes]:
+    """Return a file's content, of all members of a compressed file."""
+    opening: dict[str, Callable[[Path], Any]]
+    opening = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
+    return opening.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path)
 
 
 def _open_zstandard(path: Path) -> io.BufferedReader:
@@ -301,20 +260,12 @@ def _unit_of(path: Path) -> str:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold text, behind links too, except hidden ones; those of
-    records must be of one split."""
+    """Return the files of a folder that hold text, behind links too, except hidden ones."""
     names = sorted(map(Path, glob.iglob("**", root_dir=folder, recursive=True)))
-    names = [n for n in names if _kind_of(n) in _SUFFIXES and (folder / n).is_file()]
-    if not names:
+    files = [folder.absolute() / name for name in names if _kind_of(name) in _SUFFIXES]
+    if not (files := [file for file in files if file.is_file()]):
         raise ValueError(f"the folder {folder} holds no file of a kind {', '.join(_SUFFIXES)}")
-    records = [name.as_posix() for name in names if _unit_of(name) != "file"]
-    splits = {split[1]: name for name in records if (split := _SPLIT.search(name))}
-    if len(splits) > 1:
-        raise ValueError(
-            f"the folder {folder} holds files of several splits ({', '.join(splits.values())}), "
-            "which would all be read: name one file, or put those of one split into a folder"
-        )
-    return [folder.absolute() / name for name in names]
+    return files
 
 
 def standard_library() -> list[Path]:
@@ -322,11 +273,8 @@ def standard_library() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     # The library's tests hold files that are invalid on purpose.
     excluded = {"site-packages", "dist-packages", "__pycache__", "test"}
-    return sorted(
-        path
-        for path in root.rglob("*.py")
-        if not excluded & set(path.relative_to(root).parts) and _is_text(path)
-    )
+    paths = (p for p in root.rglob("*.py") if not excluded & set(p.relative_to(root).parts))
+    return sorted(path for path in paths if _is_text(path))
 
 
 def _is_text(path: Path) -> bool:

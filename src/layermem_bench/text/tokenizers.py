@@ -5,13 +5,10 @@ All are fast ones. Transformers is imported when a tokenizer is loaded.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 Ids: TypeAlias = np.ndarray[Any, Any]
 END = "<|endoftext|>"
@@ -23,7 +20,11 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token;
     ``revision``: branch, tag or commit of one from the hub."""
     if name == "bytes":
-        return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
+        # One token for each byte, named by the letter that byte-level BPE uses.
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        letters = {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
+        return _fast_tokenizer(models.BPE(letters, []))
     path = Path(name).expanduser()
     vocabulary, merges = path / "vocab.json", path / "merges.txt"
     # What a saved tokenizer makes of these two files, its other files say.
@@ -39,12 +40,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
             f'no tokenizer at {name}; data.tokenizer is "bytes", a folder with vocab.json and '
             f"merges.txt or a saved tokenizer, or a hub name ({error})"
         ) from error
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer {name} has no end token to put between documents")
-    if not tokenizer.is_fast:
+    if tokenizer.eos_token_id is None or not tokenizer.is_fast:
         raise ValueError(
-            f"the tokenizer {name} is a {type(tokenizer).__name__}, written in Python: name one "
-            "with a tokenizer.json"
+            f"the tokenizer {name} needs an end token, which stands between documents, and a "
+            "tokenizer.json"
         )
     # As it was saved it may cut and pad texts, which changes with its first call.
     tokenizer.backend_tokenizer.no_truncation()
@@ -60,7 +59,7 @@ def fingerprint(tokenizer: Any) -> str:
 def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
     """Return a function that encodes texts as ``tokenizer`` does, but special tokens as other text.
     Where every byte is its own id, the UTF-8 of a text is its encoding."""
-    dtype = id_dtype(tokenizer)
+    dtype, own = id_dtype(tokenizer), load_tokenizer("bytes")
 
     def encode(texts: Sequence[str]) -> list[Ids]:
         encoded = tokenizer(
@@ -71,7 +70,9 @@ def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
     def encode_bytes(texts: Sequence[str]) -> list[Ids]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(dtype) for text in texts]
 
-    return encode_bytes if _encodes_bytes(tokenizer) else encode
+    # With added tokens, or a class of its own, a tokenizer may encode otherwise.
+    is_own = type(tokenizer) is type(own) and fingerprint(tokenizer) == fingerprint(own)
+    return encode_bytes if is_own else encode
 
 
 def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
@@ -79,22 +80,7 @@ def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
 
 
-def _encodes_bytes(tokenizer: Any) -> bool:
-    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does; with added
-    tokens, or a class of its own, it may not."""
-    own = load_tokenizer("bytes")
-    same_class = type(tokenizer) is type(own)
-    return same_class and tokenizer.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
-
-
-def _byte_vocabulary() -> dict[str, int]:
-    """Return one token for each byte, named by the letter that byte-level BPE uses."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
-
-
-def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
+def _fast_tokenizer(model: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(model)
