@@ -45,11 +45,13 @@ from layermem_bench.pages.study_tables import (
     outcome,
     ranks_table,
     shapes_of,
+    shown_metrics,
+    title_of,
 )
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
 from layermem_bench.studies.comparing import JudgedClaim, Line, Verdict, judge, lines_of
-from layermem_bench.studies.result import ABOVE_PLAIN, BY_LEVEL, Board, Metric, StudyResult
+from layermem_bench.studies.result import ABOVE_PLAIN, Board, Metric, StudyResult
 
 DOCS = Path(__file__).parent
 PAGES = (
@@ -75,8 +77,6 @@ _COLUMNS = 6
 _FIRST_LEFT_OUT = ("seeds to settle it", "", "parameters", "learning rate", "time")
 _NAMES = r"[\w-]+(?: \+ [\w-]+)*"
 _PLACE = re.compile(rf"(?m)^<!-- (?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
-Rows = list[list[str]]
-"""Lines of a table, the first of which is its header."""
 
 
 def main() -> None:
@@ -86,60 +86,50 @@ def main() -> None:
 
 def with_tables(page: str, records: Path = RECORDS) -> str:
     """Return the page with every table as its record has it."""
+    above = "answers in brief, above docs"
     of_all = {
         "verdicts": partial(verdicts, records / "artefacts"),
         "claims": partial(claims, records / "artefacts"),
         "answers": partial(answers_table, records),
         "answers in brief": partial(answers_table, records, brief=True),
-        "answers in brief, above docs": partial(
-            answers_table, records, brief=True, above_docs=True
-        ),
+        above: partial(answers_table, records, brief=True, above_docs=True),
     }
 
     def replaced(place: re.Match[str]) -> str:
-        name, table = place["name"], place["table"]
-        if name is None and table not in of_all:
+        name, title = place["name"], place["table"]
+        if name is None and title not in of_all:
             return place[0]
-        rows = of_all[table]() if name is None else rows_of(name, table, records)
-        mark = f"{name}: {table}" if name else table
-        return f"<!-- {mark} -->\n{markdown_lines(_narrow(rows))}\n"
+        table = of_all[title]() if name is None else table_of(name, title, records)
+        for left_out in _FIRST_LEFT_OUT:
+            if len(table.header) > _COLUMNS:
+                table = table.without([left_out])
+        mark = f"{name}: {title}" if name else title
+        lines = [table.header, ["---"] * len(table.header), *table.rows]
+        return "\n".join([f"<!-- {mark} -->", *(f"| {' | '.join(cells)} |" for cells in lines), ""])
 
     return _PLACE.sub(replaced, page)
 
 
-def _narrow(rows: Rows) -> Rows:
-    """Return a table without the columns that a page can miss most, if it is too wide."""
-    for title in _FIRST_LEFT_OUT:
-        if len(rows[0]) > _COLUMNS and title in rows[0]:
-            place = rows[0].index(title)
-            rows = [[*row[:place], *row[place + 1 :]] for row in rows]
-    return rows
-
-
-def rows_of(name: str, table: str, records: Path) -> Rows:
+def table_of(name: str, title: str, records: Path) -> Table:
     """Return one table of a record."""
-    if table.partition(":")[0] == "numbers":
-        return _numbers(name, table.partition(":")[2].strip(), records / "artefacts")
-    if OVER_SEEDS + ": " in table:
-        table, _, lines = table.partition(OVER_SEEDS + ": ")
-        return _arms_over_seeds(name.split(" + "), table, lines.split(", "), records)
-    if table.endswith(OVER_SEEDS):
-        evaluated = read_result(EvalResult, records / f"{name}.json")
-        of = table.removesuffix(OVER_SEEDS)
+    names = name.split(" + ")
+    if title.partition(":")[0] == "numbers":
+        return _numbers(name, title.partition(":")[2].strip(), records / "artefacts")
+    if OVER_SEEDS + ": " in title:
+        title, _, lines = title.partition(OVER_SEEDS + ": ")
+        return _arms_over_seeds(names, title, lines.split(", "), records)
+    if title.endswith(OVER_SEEDS):
+        evaluated, of = read_result(EvalResult, records / f"{name}.json"), title[: -len(OVER_SEEDS)]
         made = over_seeds(evaluated, of) if of in evaluated.tables else Table(header=(), rows=())
         if not made.rows:
-            raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
-        return _rows(made)
-    if " + " in name:
-        return _joined(name.split(" + "), table, records)
-    result = _read_whole(name, records)
-    found = _tables(result)
-    if table not in found:
-        raise SystemExit(f"{name} has no table {table!r}; it has {'; '.join(found)}")
-    shown = found[table]
-    if table == "ranks":
-        return _rows(shown)
-    return _rows(shown, arms=1 if shown.header[0] == "" else 0)
+            raise SystemExit(f"{name} has no {title!r} of runs of several seeds")
+        return made
+    if len(names) > 1:
+        return _joined(names, title, records)
+    found = _tables(_read_whole(name, records))
+    if title not in found:
+        raise SystemExit(f"{name} has no table {title!r}; it has {'; '.join(found)}")
+    return found[title]
 
 
 def _read_whole(name: str, records: Path) -> StudyResult:
@@ -150,39 +140,43 @@ def _read_whole(name: str, records: Path) -> StudyResult:
     return result
 
 
-def _joined(names: Sequence[str], table: str, records: Path) -> Rows:
+def _cells(table: Table) -> list[dict[str, str]]:
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def _joined(names: Sequence[str], title: str, records: Path) -> Table:
     """Return the tables of several records as one, with what tells their names apart."""
     start = commonprefix(names).rpartition("-")[0]
-    joined = [["", "arm", table, "against the first arm", "p (Holm)"]]
+    rows = []
     for name in names:
-        header, *rows = rows_of(name, table, records)
-        against = next(t for t in header if t.startswith("against ") and "best" not in t)
-        columns = [header.index(title) for title in ("arm", table, against, "p (Holm)")]
+        table = table_of(name, title, records)
+        against = next(t for t in table.header if t.startswith("against ") and "best" not in t)
         told = name.removeprefix(start).strip("-").replace("-", " ")
-        joined += [[told, *(row[i] for i in columns)] for row in rows]
-    return joined
+        for cells in _cells(table):
+            row = {"": told, "arm": cells["arm"], title: cells[title]}
+            row |= {"against the first arm": cells[against], "p (Holm)": cells["p (Holm)"]}
+            rows.append(row)
+    return Table.of(rows)
 
 
 def _tables(result: StudyResult) -> dict[str, Table]:
     """Return the tables of a study by their names."""
-    found = {}
+    found = {"ranks": ranks_table(result)} if len(result.boards) > 1 else {}
     for board in result.boards:
         of_board = f"{board.name}, " if len(result.boards) > 1 else ""
         several = len(board.conditions) > 1
         if several:
             found[f"{of_board}all conditions"] = _all_conditions(result, board)
         for condition in board.conditions:
-            of_runs = result.metrics_of(board.name, condition.name)
-            metrics = [board.metric] if several else [m for m in of_runs if BY_LEVEL not in m]
+            metrics = [board.metric] if several else shown_metrics(result, board, condition)
             suffix = f", {TITLES[condition.name]}" if several else ""
             for metric in metrics:
                 table = arms_table(result, board, condition, metric)
-                found[f"{of_board}{metric}{suffix}"] = table
-    if (ranks := ranks_table(result)) is not None:
-        found["ranks"] = ranks
+                found[f"{of_board}{metric}{suffix}"] = _named(table, title_of(board, condition))
     for each in shapes_of(result):
         (board,) = each.boards
-        found[board.name] = arms_table(each, board, board.conditions[0], board.metric)
+        table = arms_table(each, board, board.conditions[0], board.metric)
+        found[board.name] = _named(table, title_of(board, board.conditions[0]))
     return found
 
 
@@ -192,12 +186,10 @@ def _all_conditions(result: StudyResult, board: Board) -> Table:
     by_condition = []
     for condition in board.conditions:
         table = arms_table(result, board, condition, board.metric)
-        by_condition.append(
-            {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows}
-        )
+        by_condition.append({cells[table.header[1]]: cells for cells in _cells(table)})
     rows = []
     for arm, cells in by_condition[0].items():
-        row = {"arm": arm, board.metric: cells[board.metric]}
+        row = {"arm": f"`{arm}`", board.metric: cells[board.metric]}
         for i, (condition, by_arm) in enumerate(zip(board.conditions, by_condition, strict=True)):
             title = f"{'' if i else f'{against}, '}{TITLES[condition.name]}"
             row[title] = with_p(by_arm[arm][against], by_arm[arm].get("p (Holm)", ""))
@@ -205,17 +197,15 @@ def _all_conditions(result: StudyResult, board: Board) -> Table:
     return Table.of(rows)
 
 
-def _rows(table: Table, arms: int | None = None) -> Rows:
-    """Return header and rows without what a page has no room for; ``arms``: the column of them."""
+def _named(table: Table, arms: str = "arm") -> Table:
+    """Return a table without what a page has no room for, whose column of arms is "arm"."""
     shown = table.without(_LEFT_OUT)
-    header, *rows = [list(row) for row in (shown.header, *shown.rows)]
-    if arms is not None:
-        header[arms] = "arm"
-        rows = [[*row[:arms], f"`{row[arms]}`", *row[arms + 1 :]] for row in rows]
-    return [header, *rows]
+    rows = [{**cells, arms: f"`{cells[arms]}`"} for cells in _cells(shown)]
+    made = Table.of(rows)
+    return replace(made, header=["arm" if title == arms else title for title in made.header])
 
 
-def _numbers(name: str, part: str, folder: Path) -> Rows:
+def _numbers(name: str, part: str, folder: Path) -> Table:
     """Return what an artefact's numbers came to, beside the paper's where it has one."""
     result = read_result(StudyResult, folder / f"{name}.json")
     # The plain decoder's own share above itself is 0.
@@ -231,10 +221,12 @@ def _numbers(name: str, part: str, folder: Path) -> Rows:
     ours.sort(key=lambda row: quantities.index(row.metric))
     shown = {(row.metric, row.arm) for row in ours}
     papers = tuple(p for p in result.papers if (p.quantity, p.arm) in shown)
-    return _rows(numbers_table(replace(result, rows=tuple(ours), papers=papers)), arms=1)
+    return _named(numbers_table(replace(result, rows=tuple(ours), papers=papers)))
 
 
-def _arms_over_seeds(names: Sequence[str], table: str, shown: Sequence[str], records: Path) -> Rows:
+def _arms_over_seeds(
+    names: Sequence[str], title: str, shown: Sequence[str], records: Path
+) -> Table:
     """Return what some rows of evaluations of one arm each come to, the arms below each other."""
     results = [read_result(EvalResult, records / f"{name}.json") for name in names]
     start = commonprefix(names).rpartition("-")[0]
@@ -248,8 +240,8 @@ def _arms_over_seeds(names: Sequence[str], table: str, shown: Sequence[str], rec
         raise SystemExit(f"{' + '.join(names)} are not of the same seeds: {sorted(seeds)}")
     rows = [
         replace(
-            results[0].of(table)[row],
-            scores={m: score for r in results for m, score in r.of(table)[row].scores.items()},
+            results[0].of(title)[row],
+            scores={m: score for r in results for m, score in r.of(title)[row].scores.items()},
         )
         for row in shown
     ]
@@ -259,22 +251,17 @@ def _arms_over_seeds(names: Sequence[str], table: str, shown: Sequence[str], rec
         arms=arms,
         parts=(replace(results[0].parts[0], rows=tuple(rows), tables=results[0].tables),),
     )
-    found = over_seeds(joined, table)
-    if not found.rows:
-        raise SystemExit(f"{' + '.join(names)}: {table!r} has no means over seeds")
-    header, *of_rows = _rows(found)
-    cells = [dict(zip(header, line, strict=True)) for line in of_rows]
-    first = next(iter(arms))
-    return [
-        ["arm", *(title for row in shown for title in (row, f"{row}, against {first}"))],
-        *(
-            [
-                f"`{arm}`",
-                *(cell.get(of, "") for cell in cells for of in (arm, f"{arm} against {first}")),
-            ]
-            for arm in arms
-        ),
-    ]
+    found = {cells[title]: cells for cells in _cells(over_seeds(joined, title))}
+    if not found:
+        raise SystemExit(f"{' + '.join(names)}: {title!r} has no means over seeds")
+    first, lines = next(iter(arms)), []
+    for arm in arms:
+        line = {"arm": f"`{arm}`"}
+        for row in shown:
+            line[row] = found[row][arm]
+            line[f"{row}, against {first}"] = found[row].get(f"{arm} against {first}", "")
+        lines.append(line)
+    return Table.of(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,21 +332,25 @@ def answer(question: Question, records: Path) -> Answer:
     return Answer(question=question, line=line, metric=metric)
 
 
-def answers_table(records: Path, *, brief: bool = False, above_docs: bool = False) -> Rows:
+def answers_table(records: Path, *, brief: bool = False, above_docs: bool = False) -> Table:
     """Return the table of answers; ``brief``: of the first ones; ``above_docs``: for README.md."""
-    rows = [["question, with its evidence", "answer", "difference", "p, adjusted"]]
+    rows = []
     for each in questions():
         if each.brief or not brief:
             found = answer(each, records)
             line, is_share = found.line, found.metric.is_share
-            difference = format_interval(line.difference if line else None, is_share, "+")
-            p = format_p(line.p if line else None).partition(",")[0]
-            asked = f"[{each.asks}]({'docs/' if above_docs else ''}{each.evidence})"
-            rows.append([asked, found.verdict, difference, p])
-    return rows
+            evidence = f"{'docs/' * above_docs}{each.evidence}"
+            row = {
+                "question, with its evidence": f"[{each.asks}]({evidence})",
+                "answer": found.verdict,
+                "difference": format_interval(line.difference if line else None, is_share, "+"),
+                "p, adjusted": format_p(line.p if line else None).partition(",")[0],
+            }
+            rows.append(row)
+    return Table.of(rows)
 
 
-def verdicts(folder: Path) -> Rows:
+def verdicts(folder: Path) -> Table:
     """Return a table of verdicts: of each kind of claim, how many differences came to each.
 
     An artefact of fewer seeds than its scale's is marked. Of one that was recorded at several
@@ -380,22 +371,21 @@ def verdicts(folder: Path) -> Rows:
                 shown.append(f"`{name}` ({inside})" if inside else f"`{name}`")
         return f"**{count}**: {', '.join(shown)}" if count else "0"
 
-    columns = get_args(Verdict)
-    return [
-        ["about", *columns],
-        *([kind, *(cell(kind, verdict) for verdict in columns)] for kind in KINDS),
-    ]
+    return Table.of(
+        [{"about": kind, **{v: cell(kind, v) for v in get_args(Verdict)}} for kind in KINDS]
+    )
 
 
-def claims(folder: Path) -> Rows:
+def claims(folder: Path) -> Table:
     """Return a table of the paper's tables and figures: what each claims, and what came of it."""
-    rows = [["", "the paper's claim", "its difference", "here", "scale", "holds?"]]
-    results = recorded(folder)
+    titles = ("its difference", "here", "scale", "holds?")
+    results, rows = recorded(folder), []
     for name in names():
         came = [_outcome(result) for result in results.get(name, ())]
         for cells in came or [["", "", "", "not run"]]:
-            rows.append([f"`{name}`", get_artefact(name, "tiny").claim, *cells])
-    return rows
+            row = {"": f"`{name}`", "the paper's claim": get_artefact(name, "tiny").claim}
+            rows.append({**row, **dict(zip(titles, cells, strict=True))})
+    return Table.of(rows)
 
 
 def recorded(folder: Path) -> dict[str, list[StudyResult]]:
@@ -425,13 +415,6 @@ def _outcome(result: StudyResult) -> list[str]:
     said = Counter(each.verdict for each in judged)
     counts = "; ".join(f"{verdict}: {count}" for verdict, count in said.items())
     return [paper, f"{subject}: {here}", scale, next(iter(said)) if len(said) == 1 else counts]
-
-
-def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, the first of which is the header, as a table of Markdown."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

@@ -30,98 +30,57 @@ def phrase(draw, count=6):
     return text[0].upper() + text[1:]
 
 
-def _keyed(draw, count):
-    labels = list("ABCDE"[:count])
-    texts = [phrase(draw, 3) for _ in labels]
-    return {"choices": {"text": texts, "label": labels}, "answerKey": draw.choice(labels)}
-
-
-def _arc(draw, number):
-    return {"question": f"{phrase(draw)} {number}?", **_keyed(draw, draw.choice([3, 4, 5]))}
-
-
-def _openbookqa(draw, number):
-    return {"question_stem": f"{phrase(draw)} {number}", **_keyed(draw, 4)}
-
-
-def _hellaswag(draw, number):
-    return {
-        "activity_label": phrase(draw, 2),
-        "ctx_a": f" {phrase(draw)} [step] {number}. [title] Then.",
-        "ctx_b": draw.choice(["", "the OLD man  "]),
-        "endings": [f" {phrase(draw, 4)}. " for _ in range(4)],
-        "label": draw.randrange(4),
-    }
-
-
-def _copa(draw, number):
-    return {
-        "premise": f"{phrase(draw)} {number}. ",
-        "question": draw.choice(["cause", "effect"]),
-        "choice1": f"{phrase(draw, 4)}.",
-        "choice2": f"{phrase(draw, 4)}!",
-        "label": draw.randrange(2),
-    }
-
-
-def _multirc(draw, number):
-    return {
-        "paragraph": ". ".join(phrase(draw) for _ in range(3)),
-        "question": f"{phrase(draw)} {number}?",
-        "answer": phrase(draw, 3),
-        "label": draw.randrange(2),
-    }
-
-
-def _wic(draw, number):
-    first = f"{phrase(draw)} bank {number}."
-    start = first.index("bank")
-    return {
-        "sentence1": first,
-        "sentence2": f"{phrase(draw)} banks.",
-        "start1": start,
-        "end1": start + 4,
-        "label": draw.randrange(2),
-    }
-
-
-def _glue(*names):
-    def make(draw, number):
-        first, second = f"{phrase(draw)} {number}?", f"{phrase(draw)}."
-        return {names[0]: first, names[1]: second, "label": draw.randrange(2)}
-
-    return make
-
-
-def _bigbench(draw, number):
+def _item(draw, task, number):
+    """Return an item in the fields that lm-eval's definition of a task reads."""
+    text, other, label = f"{phrase(draw)} {number}?", phrase(draw), draw.randrange(2)
+    keyed = {"text": [phrase(draw, 3) for _ in range(4)], "label": list("ABCD")}
     choices = [f"{phrase(draw, 2)} {i}" for i in range(draw.choice([2, 3]))]
+    keyed = {"choices": keyed, "answerKey": draw.choice("ABCD")}
+    question = {"question": text, **keyed}
     return {
-        "inputs": f"Q: {phrase(draw)} {number}?\nA:",
-        "targets": [draw.choice(choices)],
-        "multiple_choice_targets": choices,
-    }
-
-
-MAKERS = {
-    "arc_easy": _arc,
-    "arc_challenge": _arc,
-    "openbookqa": _openbookqa,
-    "hellaswag": _hellaswag,
-    "copa": _copa,
-    "multirc": _multirc,
-    "wic": _wic,
-    "qnli": _glue("question", "sentence"),
-    "wnli": _glue("sentence1", "sentence2"),
-}
+        "arc_easy": question,
+        "arc_challenge": question,
+        "openbookqa": {"question_stem": text, **keyed},
+        "hellaswag": {
+            "activity_label": other,
+            "ctx_a": f" {text} [step] [title] Then.",
+            "ctx_b": draw.choice(["", "the OLD man  "]),
+            "endings": [f" {phrase(draw, 4)}. " for _ in range(4)],
+            "label": draw.randrange(4),
+        },
+        "copa": {
+            "premise": f"{text}. ",
+            "question": draw.choice(["cause", "effect"]),
+            "choice1": f"{phrase(draw, 4)}.",
+            "choice2": f"{phrase(draw, 4)}!",
+            "label": label,
+        },
+        "multirc": {"paragraph": f"{other}. So.", "question": text, "answer": "No", "label": label},
+        "wic": {
+            "sentence1": f"bank {text}",
+            "sentence2": f"{other} banks.",
+            "start1": 0,
+            "end1": 4,
+            "label": label,
+        },
+        "qnli": {"question": text, "sentence": f"{other}.", "label": label},
+        "wnli": {"sentence1": text, "sentence2": f"{other}.", "label": label},
+    }.get(
+        task.stem,
+        {
+            "inputs": f"Q: {text}\nA:",
+            "targets": [draw.choice(choices)],
+            "multiple_choice_targets": choices,
+        },
+    )
 
 
 def docs(name, count=12):
     """Return items of a task by split, always the same ones."""
     task = TASKS[name]
     draw = random.Random(f"items of {name}")
-    make = MAKERS.get(task.stem, _bigbench)
     splits = ("default",) if task.split == "default" else ("train", task.split)
     return {
-        split: [make(draw, 100 * at + number) for number in range(count)]
+        split: [_item(draw, task, 100 * at + number) for number in range(count)]
         for at, split in enumerate(splits)
     }

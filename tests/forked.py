@@ -92,7 +92,7 @@ def run_script(path, options, *, folder, backend=None):
 
     ``backend``: what compiles there in place of Inductor.
     """
-    process = start_script(path, options, folder=folder, backend=backend)
+    process = start_fork(_run, str(path), options, backend, folder=folder)
     wait_for_end(process, path, folder=folder)
     output = folder / f"{process.pid}.out"
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
@@ -106,21 +106,24 @@ def run_code(code, *arguments, folder, **variables):
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
 
 
-def start_script(path, options, *, folder, backend=None, **variables):
-    """Start a script as ``run_script`` does, with environment variables; return the process."""
-    return start_fork(_run, str(path), options, backend, folder=folder, **variables)
+def start_together(count, work, *arguments, folder):
+    """Start ``work(*arguments)`` in as many processes as torchrun or srun would; one alone gets no
+    variables."""
+    if count == 1:
+        return [start_fork(work, *arguments, folder=folder)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        start_fork(work, *arguments, folder=folder, RANK=rank, LOCAL_RANK=rank, **shared)
+        for rank in map(str, range(count))
+    ]
 
 
 def launch_script(script, folder, count):
     """Have some processes run a script with the folder, as torchrun would start them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [
-        start_script(script, [str(folder)], folder=folder, RANK=rank, LOCAL_RANK=rank, **shared)
-        for rank in map(str, range(count))
-    ]
+    processes = start_together(count, _run, str(script), [str(folder)], None, folder=folder)
     try:
         for process in processes:
             wait_for_end(process, script, folder=folder)

@@ -89,7 +89,6 @@ def an_analysis(words, lime=None, plain=None):
 
     return Analysis(
         command="layermem analyze",
-        folder="analysis",
         options=AnalysisOptions(words=tuple(words), each=10, length=8),
         sequences=4,
         models={"lime": model("Lime", lime, routing), "plain": model("Plain", plain)},

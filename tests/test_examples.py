@@ -80,20 +80,18 @@ def test_the_page_of_the_notebook_is_made_of_its_cells():
     assert all(text in page for _, text in cells)
 
 
+RUNS = [*TINY, "encoders.py --model=deberta", "squad.py --model=deberta"]
+FAST = ("encoders.py", "squad.py", "look_inside.py")
+
+
 @pytest.mark.parametrize(
-    "script", [*[*TINY][2:], *(pytest.param(n, marks=pytest.mark.slow) for n in [*TINY][:2])]
+    "run", [run if run in FAST else pytest.param(run, marks=pytest.mark.slow) for run in RUNS]
 )
-def test_an_example_runs(script, start, tmp_path):
-    assert re.search(OUTPUT[script], start(script, TINY[script]))
+def test_an_example_runs(run, start, tmp_path):
+    script, *options = run.split()
+    assert re.search(OUTPUT[script], start(script, [*TINY[script], *options]))
     # Nothing is written but where the options say, and what it printed.
     assert {path.name for path in tmp_path.iterdir() if not path.stem.isdigit()} <= {"runs"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["encoders.py", "squad.py"])
-def test_a_deberta_has_memory_too(script, start):
-    output = start(script, ["--model=deberta", *TINY[script]])
-    assert re.search(OUTPUT[script], output)
 
 
 @pytest.mark.slow

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from pictures import PICTURES, Part, differences
-
-from layermem_bench.studies.result import LOSS
+from pictures import PICTURES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -42,9 +40,3 @@ def test_every_picture_has_a_command_a_page_and_words():
             assert file.name in by_cells or "prefers-color-scheme:dark" in file.read_text()
             on_pages.add(file.relative_to(DOCS).as_posix())
     assert on_pages == there
-
-
-def test_a_part_without_a_difference_is_refused():
-    """Its rows would be missing, and nobody would see it."""
-    with pytest.raises(SystemExit, match="has 0 tables"):
-        differences(Part(record="retrofit-smollm2", said="x"), LOSS)

@@ -47,12 +47,8 @@ def unknown(text: str, known: set[Written]) -> list[Written]:
 
 def tables_and_text(page: str) -> tuple[str, str]:
     """Return the lines of a page that are of tables, and the others."""
-    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    of_tables = [line.startswith("|") for line in lines]
-    return tuple(
-        "\n".join(line for line, is_one in zip(lines, of_tables, strict=True) if is_one == wanted)
-        for wanted in (True, False)
-    )
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"(?m)^\|.*", text)), re.sub(r"(?m)^\|.*", "", text)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +58,8 @@ def recorded():
     texts += [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/log/*.md")]
     for path in (ROOT / "docs" / "records").rglob("*.json"):
         if '"kind": "study"' in path.read_text(encoding="utf-8"):
-            for table in tables(read_result(StudyResult, path)):
-                texts += [" | ".join(row) for row in table.rows]
+            shown = tables(read_result(StudyResult, path))
+            texts += [" | ".join(row) for table in shown for row in table.rows]
     return set(intervals("\n".join(texts)))
 
 

@@ -19,12 +19,7 @@ preset, names, description = _KNOWN.add, _KNOWN.names, _KNOWN.description
 def get_preset(name: str) -> Run:
     """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
     known = names()
-    if f"tiny-{name}" in known:
-        if name in known:
-            raise ValueError(
-                f"{name!r} is short for tiny-{name}, and a plugin has a preset of that name: "
-                "rename its function"
-            )
+    if name not in known and f"tiny-{name}" in known:
         name = f"tiny-{name}"
     short_names = (each.removeprefix("tiny-") for each in known)
     return replace(_KNOWN.make(name, short_names), preset=name)

@@ -1,7 +1,6 @@
 """Perplexity against one forward for each token, its memory, and what it refuses."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,17 +73,6 @@ def a_gpt2():
         vocab_size=257, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=256
     )
     return transformers.GPT2LMHeadModel(config).eval()
-
-
-@needs_stories
-def test_the_checkpoint_of_stories_writes_its_known_story():
-    model, tokenizer = stories_model(), stories_tokenizer()
-    text = " Once upon a time, there was a little girl named Lily. She loved to play outside"
-    ids = tokenizer(text[1:])["input_ids"]
-    assert ids[:5] == [1, 403, 407, 261, 378]
-    out = model.generate(torch.tensor([[1]]), max_new_tokens=len(ids) - 1, do_sample=False)
-    assert out[0].tolist() == ids
-    assert perplexity(model, tokenizer, [text[1:]]).loss < 1
 
 
 def test_batches_and_modes_change_nothing():
@@ -175,26 +163,19 @@ def test_a_model_that_does_not_say_its_longest_sequence_needs_a_context():
     assert perplexity(model, tokenizer, ["ab"], context=4).tokens == 2
 
 
-def resident():
-    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_texts_are_read_one_at_a_time(monkeypatch):
-    """A text of 0.2 MB in parts and 150 small ones, with what is resident as each is asked for."""
+def test_texts_are_read_as_they_are_needed(monkeypatch):
+    """A text of 0.2 MB in parts and 150 small ones."""
     monkeypatch.setattr(sources, "MAX_CHARACTERS", 20_000)
     model, tokenizer = our_model("plain"), words("?", "ninechars", "tencharsss", eos_token="?")
-    sizes, done, small = [], [0], "ninechars tencharsss " * 50
-    perplexity(model, tokenizer, [small])
+    asked, done, small = [], [0], "ninechars tencharsss " * 50
 
     def texts():
         for text in (small, small * 200, *[small] * 150):
-            sizes.append((resident(), done[-1]))
+            asked.append(done[-1])
             yield text
 
     options = {"stride": 64, "batch_size": 8, "progress": done.append}
     measured = perplexity(model, tokenizer, texts(), **options)
     assert measured.bytes == 351 * len(small)
-    assert max(size for size, _ in sizes) - sizes[0][0] < 30e6
     # All but what is waiting for a batch is predicted before the last text is asked for.
-    assert sizes[-1][1] > 0.9 * measured.tokens
+    assert asked[-1] > 0.9 * measured.tokens

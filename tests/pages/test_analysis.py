@@ -31,22 +31,26 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
         **{"place": "layer 0, mlp", "readers": ("input", "gate"), "sources": ("embedding", "own")},
         **{"mean": ((1.0, 0.0), (0.5, -0.5)), "deviation": ((0.0, 0.0),) * 2},
     )
+    apart = dict.fromkeys(("key", "value"), LIME.routing.heatmap)
     more = {
         "secret": replace(PLAIN, routing_unknown="the weights are secret"),
         "mixing": replace(PLAIN, mixtures=(mixture,)),
+        "apart": replace(LIME, routing=replace(LIME.routing, parts=apart)),
     }
     models = {**MADE_UP.models, **more}
     parts = analysis.build(replace(MADE_UP, models=models)).sections
     assert [part.title for part in parts] == [
         *("What was analyzed", "Entropy by layer", "Separability of words", "Layout of words"),
-        *(f"What {name} reads" for name in models),
-        "What mixing mixes",
+        *(f"What {name} reads" for name in list(models)[:-1]),
+        *("What mixing mixes", "What apart reads"),
     ]
     about, layers = parts[0].tables
     assert about.rows[0] == ["lime", "Lime", "2", "16", "9", "lime-id"]
     assert len(layers.rows) == 2
     assert parts[4].tables[0].rows == [["1", "50.0%", "2.00", "0"]]
-    assert [len(part.figures) for part in parts[1:5]] == [2, 4, 8, 2]
+    assert [len(part.figures) for part in parts[1:5]] == [2, 4, 10, 2]
+    names = [figure.caption.partition(":")[0] for figure in parts[9].figures]
+    assert names == ["apart, key", "apart, value", "apart's heads, layer 1"]
     # Of the layers of one model the last is seen at once.
     assert [figure.fold for figure in parts[3].figures[:2]] == ["lime, layer 0", ""]
     told = [part.paragraphs[0] for part in parts[5:8]]
@@ -57,11 +61,3 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
         ["layer 0, mlp", "input", "1.00", "0.00"],
         ["layer 0, mlp", "gate", "0.50", "-0.50"],
     ]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_keys_and_values_that_read_apart_are_drawn_apart():
-    apart = replace(LIME.routing, parts=dict.fromkeys(("key", "value"), LIME.routing.heatmap))
-    section = analysis.routing_section("lime", replace(LIME, routing=apart))
-    names = [figure.caption.partition(":")[0] for figure in section.figures]
-    assert names == ["lime, key", "lime, value", "lime's heads, layer 1"]

@@ -35,23 +35,18 @@ def test_a_table_has_what_a_score_is_beside_and_what_tempers_it():
         "one": Score(value=0.625, interval=(0.5, 0.74), count=1200, repeats=(0.6, 0.65)),
         "two": Score(value=0.25, interval=(0.2, 0.3), count=1200, counts={"ties": 1100}),
     }
-    task = Row(
-        table="right",
-        name="copa",
-        scores=scores,
-        unit="items",
-        chance=0.04,
-        most_frequent=0.5,
-        about={"items from": "a.jsonl"},
-    )
-    (shown,) = tables(result_of(task))
-    (cells,) = shown.rows
-    header = ["right", "count", "one", "two", "chance", "most frequent"]
-    assert shown.header == [*header, "noted"]
+    more = {"unit": "items", "chance": 0.04, "most_frequent": 0.5, "about": {"items from": "a.xz"}}
+    (shown,) = tables(result_of(Row(table="right", name="copa", scores=scores, **more)))
     # 12.7062 x 0.025: Student's t of one degree, half the distance of the two seeds.
-    assert cells[:3] == ["copa", "1,200 items", "62% (50% to 74%) ± 31.8% over seeds"]
-    assert cells[3:6] == ["25.0% (20.0% to 30.0%)", "4.0%", "50.0%"]
-    assert cells[6:] == ["items from a.jsonl; two: 1,100 ties"]
+    assert dict(zip(shown.header, shown.rows[0], strict=True)) == {
+        "right": "copa",
+        "count": "1,200 items",
+        "one": "62% (50% to 74%) ± 31.8% over seeds",
+        "two": "25.0% (20.0% to 30.0%)",
+        "chance": "4.0%",
+        "most frequent": "50.0%",
+        "noted": "items from a.xz; two: 1,100 ties",
+    }
 
 
 def test_a_model_without_a_row_has_a_blank_counts_may_differ_and_folds_have_a_deviation():
@@ -65,21 +60,16 @@ def test_a_model_without_a_row_has_a_blank_counts_may_differ_and_folds_have_a_de
     ]
 
 
-def compared(p, value=0.2, interval=(0.05, 0.35)):
-    return {"two": Difference(value=value, interval=interval, p=p)}
-
-
 def test_differences_over_items_have_a_table():
     values = {"one": 0.5, "two": 0.7}
-    told = result_of(
-        row(values, "all", differences=compared(0.01)),
-        row(values, "other", differences=compared(0.2)),
-    )
+    of = {"value": 0.2, "interval": (0.05, 0.35)}
+    rows = [row(values, str(p), differences={"two": Difference(p=p, **of)}) for p in (0.01, 0.2)]
+    told = result_of(*rows)
     _, differences = tables(told)
     assert differences.header == ["right, against one", "two"]
     assert differences.rows == [
-        ["all", "+20% (+5% to +35%) (p = 0.010)"],
-        ["other", "+20% (+5% to +35%) (p = 0.200)"],
+        ["0.01", "+20% (+5% to +35%) (p = 0.010)"],
+        ["0.2", "+20% (+5% to +35%) (p = 0.200)"],
     ]
     (section, again) = build(told).sections
     assert section.tables[1] == differences and not section.figures

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,20 +9,10 @@ import pytest
 from made_up import a_comparison, a_result
 
 from layermem.models.registry import list_variants
-from layermem_bench.config.result_files import read_result
 from layermem_bench.pages import figures, study
-from layermem_bench.paper import get_artefact
 from layermem_bench.statistics import Interval
-from layermem_bench.studies.result import (
-    Drawing,
-    Metric,
-    PaperNumber,
-    Point,
-    StudyResult,
-    Validation,
-)
+from layermem_bench.studies.result import Drawing, Metric, PaperNumber, Point, Validation
 
-RECORDS = Path(__file__).parents[2] / "docs" / "records" / "artefacts"
 ONE, SINGLE = Interval(mean=0.5, half=0.1, count=3), Interval(mean=0.5, half=np.inf, count=1)
 NAME = "a_$b_{c$<b>"
 
@@ -100,43 +89,16 @@ def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
     assert study.curves_of_arms({"a": three}, "tokens", "val_accuracy") == {}
 
 
-def test_curves_are_of_what_was_validated_and_say_what_has_not_ended():
+def test_curves_are_of_what_was_validated():
     made = a_comparison({"plain": (1.0, None), "lime": (1.0, 1.5), "mudd": (2.0, 2.0)})
     runs = [r if r.arm == "mudd" else replace(r, validations=rows(3.0, 1.0)) for r in made.runs]
     result = replace(made, runs=tuple(runs))
     figure, *_ = study.learning_curves(result, result.boards[0])
     assert ">lime<" in figure.svg and ">mudd<" not in figure.svg
-    assert "ended of: plain." in figure.caption
     assert not list(study.learning_curves(made, made.boards[0]))
 
 
-@pytest.fixture
-def seen(monkeypatch):
-    """Return what curves are asked for, which are drawn."""
-    asked, draw = [], figures.curves
-
-    def watched(series, **how):
-        asked.append((series, how))
-        return draw(series, **how)
-
-    monkeypatch.setattr(figures, "curves", watched)
-    return asked
-
-
-def test_figure_6_of_the_record_is_drawn(seen):
-    result = read_result(StudyResult, RECORDS / "fig6-tiny.json")
-    (drawing,) = get_artefact("fig6").drawings("tiny")
-    (figure,) = study.draw_lines(result, drawing)
-    ((series, _),) = seen
-    assert list(series) == ["plain", "lime"]
-    assert [at for at, _ in series["lime"]] == [8, 16, 32, 64]
-    values = result.computed("validation loss")["lime, 64 layers"].values()
-    low, middle, high = series["lime"][-1][1]
-    assert middle == pytest.approx(sum(values) / len(values))
-    assert low < min(values) < max(values) < high and "no numbers" in figure.caption
-
-
-def test_the_papers_numbers_stand_beside_ours(seen):
+def test_the_papers_numbers_stand_beside_ours(monkeypatch):
     points = tuple(
         Point(quantity=f"right, {n}", arm=arm, line=arm, at=n)
         for arm in ("plain", "lime")
@@ -147,9 +109,12 @@ def test_the_papers_numbers_stand_beside_ours(seen):
     metrics = dict.fromkeys(values, Metric(is_share=True, chance=0.1))
     lines = Drawing(up="right answers", across="operands", points=points)
     result = a_result(values, seeds=(0, 1), metrics=metrics, papers=(paper,))
+    draw, seen = figures.curves, {}
+    monkeypatch.setattr(figures, "curves", lambda of, **how: seen.update(of) or draw(of, **how))
     assert len(list(study.draw_lines(result, lines))) == 1
-    ((series, how),) = seen
-    assert series["lime, the paper"] == [(6, (0.716, 0.716, 0.716))] and how["is_share"]
-    assert [(at, ends[1]) for at, ends in series["plain"]] == [(4, 0.4), (6, 0.4)]
+    assert seen["lime, the paper"] == [(6, (0.716, 0.716, 0.716))]
+    assert [(at, ends[1]) for at, ends in seen["plain"]] == [(4, 0.4), (6, 0.4)]
+    # Student's t of one degree, 12.706, times half the distance of two seeds.
+    assert seen["plain"][0][1][2] == pytest.approx(0.4 + 12.706 * 0.1, abs=1e-3)
     # What is not evaluated is not drawn.
     assert not list(study.draw_lines(replace(result, rows=()), lines))

@@ -23,7 +23,6 @@ from layermem_bench.statistics import Interval
         (-1.0, 0.0, False, "-1.0000 ± 0.0000"),
         (0.21, 0.12706, True, "+21% ± 13%"),
         (0.00512, 0.0003456, True, "+0.512% ± 0.035%"),
-        (0.2, 0.0, True, "+20.0% ± 0.0%"),
         (0.2, math.inf, True, "+20.0% (one seed)"),
         (0.2, math.inf, False, "+0.2000 (one seed)"),
     ],

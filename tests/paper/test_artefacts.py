@@ -1,8 +1,5 @@
 """The paper's artefacts: their plans and claims at every scale, and their numbers against it."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 from layermem.models.registry import lookup
@@ -15,7 +12,6 @@ from layermem_bench.presets import get_preset
 from layermem_bench.studies.boards import open_boards
 from layermem_bench.studies.result import StudyResult
 
-PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 COUNTED = ("table8", "table9")
 
 
@@ -69,37 +65,6 @@ def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape(artefacts):
     assert deepest.base.id == deep.base.id != wide.base.id
     (board,) = artefacts["prosqa", "paper"].boards
     assert board.starts_from.name == "paper-150m"
-
-
-def printed_as(number):
-    """Return the ways in which a number may be printed."""
-    value = number.value
-    if number.is_share:
-        percent = 100 * value
-        return {f"{percent:.2f}", f"{percent:.1f}", f"{percent:.4g}", f"+{percent:.2f}%"}
-    return {
-        *(f"{value:.4f}", f"{value / 1e9:.5f}", f"{value / 1e12:.4f}"),
-        *(f"{1e3 * value:.3f}", f"{value / 1e9:.3f}"),
-    }
-
-
-@pytest.mark.skipif(not PAPER.exists(), reason="the text of the paper is not at hand")
-def test_the_papers_numbers_are_in_its_text(artefacts):
-    text = PAPER.read_text(encoding="utf-8")
-    # The rows of a table are the lines with cells before its caption.
-    tables, rows = {}, []
-    for line in text.splitlines():
-        if caption := re.match(r"(Table \d+):", line):
-            tables[caption[1]], rows = rows, []
-        elif "\t" in line:
-            rows.append(line)
-    labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
-    numbers = [number for name in names() for number in artefacts[name, "tiny"].papers]
-    for number in numbers:
-        of_arm = [r for r in tables.get(number.where, ()) if labels[number.arm.split(":")[0]] in r]
-        place = "\n".join(of_arm) if number.where.startswith("Table ") else text
-        assert any(printed in place for printed in printed_as(number)), number
-    assert len(numbers) > 100
 
 
 def test_arms_of_table_7_are_models_that_differ(artefacts):

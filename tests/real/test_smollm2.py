@@ -1,6 +1,4 @@
-"""SmolLM2 135M with layer memory: outputs, training, files, half precision, and what it writes."""
-
-import copy
+"""SmolLM2 135M with layer memory: outputs, training, files, and what it writes."""
 
 import pytest
 import torch
@@ -10,13 +8,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layermem
 from layermem.models.card import CARD
-from layermem.retrofit import load_attached, router_parameters, save_routers, trainable
+from layermem.retrofit import router_parameters, save_routers, trainable
 from layermem_bench.cli import main
 
 pytestmark = pytest.mark.real
-# Errors of logits that were measured: 0.13 on average and 1.1 at most without memory, 0.12 and 1.1
-# with it, where logits are between -30 and 40.
-BFLOAT16_MEAN, BFLOAT16_MOST = 0.3, 3.0
 TEXTS = [
     "The capital of France is Paris, and the capital of Italy is Rome. Both lie on rivers.",
     "Water boils at 100 degrees Celsius.\n\n  2 + 2 = 4",
@@ -113,24 +108,6 @@ def test_routers_are_loaded_in_a_new_process(model, inputs, smollm2_folder, tmp_
     assert status == 0, errors
     with torch.no_grad():
         assert torch.equal(torch.load(tmp_path / "logits.pt"), model(**inputs).logits)
-
-
-@torch.no_grad()
-def test_bfloat16_is_as_exact_as_without_memory(base, smollm2_folder, inputs, tmp_path):
-    """Identity routers change no bit there either; the rest is what bfloat16 does to the model."""
-    exact = shaken(layermem.attach(copy.deepcopy(base)))
-    save_routers(exact, tmp_path / "routers")
-    seen = inputs["attention_mask"].bool()
-    half = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.bfloat16)
-    bare = half(**inputs).logits
-    plain_error = (bare.float() - base(**inputs).logits)[seen].abs()
-    layermem.attach(half)
-    assert torch.equal(half(**inputs).logits, bare)
-    del half
-    attached = load_attached(tmp_path / "routers", base=smollm2_folder, dtype=torch.bfloat16)
-    error = (attached(**inputs).logits.float() - exact(**inputs).logits)[seen].abs()
-    assert error.mean() < BFLOAT16_MEAN and error.max() < BFLOAT16_MOST
-    assert error.mean() < 2 * plain_error.mean()
 
 
 @torch.no_grad()

@@ -4,13 +4,12 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import time
 from dataclasses import replace
 
 import pytest
 import yaml
-from forked import read_errors, start_fork
+from forked import read_errors, start_together
 from small_run import a_run, assert_same_end
 
 from layermem_bench import cli
@@ -20,18 +19,8 @@ from layermem_bench.run.training import train
 
 
 def start(config, out, processes, *options):
-    """Start processes as torchrun or srun would; one alone gets no variables."""
     command = ["train", "--config", str(config), "--out", str(out), *options]
-    if processes == 1:
-        return [start_fork(cli.main, command, folder=config.parent)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        start_fork(cli.main, command, folder=config.parent, RANK=rank, LOCAL_RANK=rank, **shared)
-        for rank in map(str, range(processes))
-    ]
+    return start_together(processes, cli.main, command, folder=config.parent)
 
 
 def wait_until(started, true, seconds=120.0):

@@ -48,8 +48,6 @@ def test_no_groups_without_members_and_a_rate_for_routers():
     assert set(groups_of("plain")[0]) == {"decayed", "plain"}
     found, _ = groups_of("lime", Optim(router_lr=3e-3))
     assert {g["lr"] for _, g in found.values()} == {1e-3, 3e-3}
-    frozen, _ = groups_of("lime", Optim(router_lr=0.0))
-    assert {g["lr"] for _, g in frozen.values()} == {1e-3, 0.0}
 
 
 def rates(optim, peaks, steps):

@@ -64,16 +64,6 @@ def test_a_save_that_is_cut_short_leaves_the_checkpoint_before(run, whole, tmp_p
     assert_same_end(train(run, folder.path, resume=True), whole)
 
 
-def test_a_resumed_run_logs_validates_and_saves_as_it_says_now(run, whole, tmp_path):
-    folder = rewound(whole.path, tmp_path / "begun")
-    train(replace(run, log_every=2, eval_every=1, save_every=3), folder.path, resume=True)
-    rows = [(row["step"], "loss" in row) for row in folder.rows() if row["step"] > 4]
-    validated = [(step, False) for step in (5, 6, 7, 8)]
-    assert rows == sorted([*validated, (6, True), (8, True)], key=lambda row: (row[0], not row[1]))
-    last_two = folder.complete_checkpoints()[-2:]
-    assert [path.name for path in last_two] == ["checkpoint-6", "checkpoint-8"]
-
-
 def test_a_run_that_has_ended_is_left_alone_and_from_nothing_one_begins(
     run, whole, tmp_path, monkeypatch
 ):

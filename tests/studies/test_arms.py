@@ -71,7 +71,7 @@ def test_arms_that_cannot_be_are_refused(arms, named):
         board_of(RUN, arms)
 
 
-@pytest.mark.parametrize("arm", ["cla", "yoco", "fused_kv", "lime_half"])
+@pytest.mark.parametrize("arm", ["cla", "lime_half"])
 def test_an_arm_without_the_projections_of_the_pretrained_model_is_refused(arm, tmp_path):
     """It would be the plain decoder by another name."""
     sizes = SIZES.sizes() | {"vocab_size": 257, "num_hidden_layers": 4}

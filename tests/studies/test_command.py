@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from launchers import InThisProcess, use
+from launchers import InThisProcess, MadeUp, use
+from layermem_bench.cli.options import resolve_run
 from recorded import SIZES, record
 from small_run import a_run
 
@@ -17,9 +18,11 @@ from layermem_bench import cli
 from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Labels, to_dict
 from layermem_bench.run.folder import RunFolder, load_run
+from layermem_bench.studies.boards import as_named_arm
 from layermem_bench.studies.result import LOSS, StudyResult
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+ARMS = ["plain", "recipe"]
 
 
 @pytest.fixture
@@ -33,35 +36,31 @@ def asked(tmp_path):
 
 
 def test_a_study_of_a_config_runs_what_is_missing(asked, tmp_path, monkeypatch, capsys):
-    here, out = use(InThisProcess(), monkeypatch), tmp_path / "out"
-    train = here.train
-    here.train = lambda run, folder: 1 if run.seed and run.variant == "lime" else train(run, folder)
+    made_up, out = use(MadeUp(), monkeypatch), tmp_path / "out"
+    made_up.does = lambda run: "no disk" if run.seed and run.variant == "lime" else "ends"
     # A failed run ends the command with an error after its result is shown and written.
     with pytest.raises(SystemExit, match="1 of 4 runs failed: words/recipe-s1"):
         cli.main(asked)
     assert "failed: seed 1" in " ".join(capsys.readouterr().out.split())
-    here.train, names = train, [f"words/{arm}-s{s}" for s in (0, 1) for arm in ("plain", "recipe")]
-    assert here.begun == names
-    before = [RunFolder(out / name).metrics.stat().st_mtime_ns for name in names[:3]]
+    made_up.does, names = lambda run: "ends", [f"words/{a}-s{s}" for s in (0, 1) for a in ARMS]
+    assert made_up.begun == names
     cli.main(asked)
-    shown = capsys.readouterr().out
-    assert here.begun == [*names, names[-1]]
-    assert before == [RunFolder(out / name).metrics.stat().st_mtime_ns for name in names[:3]]
+    assert made_up.begun == [*names, names[-1]]
     result = read_result(StudyResult, out / "studies" / "words")
-    assert [arm.name for arm in result.boards[0].conditions[0].arms] == ["plain", "recipe"]
-    assert "validation loss" in shown and (out / "studies" / "words" / "index.html").exists()
+    assert [arm.name for arm in result.boards[0].conditions[0].arms] == ARMS
+    assert "validation loss" in capsys.readouterr().out
+    assert (out / "studies" / "words" / "index.html").exists()
     # The labels are in the config, and stay as long as the run is one of the board's.
-    run = load_run(out / "words/recipe-s0/config.yaml")
+    config = out / "words/recipe-s0/config.yaml"
     labels = Labels(board="words", conditions=("tokens",), arm="recipe")
-    assert (run.variant, run.labels) == ("lime", labels)
-    config = ["train", "--config", str(out / "words/recipe-s0/config.yaml"), "--out"]
+    assert (load_run(config).variant, load_run(config).labels) == ("lime", labels)
     for option, value, kept in (
         ("--seed", "5", labels),
         ("--max-steps", "1", Labels(arm="lime")),
         ("--labels.arm", "mine", replace(labels, arm="mine")),
     ):
-        cli.main([*config, str(tmp_path / option), option, value])
-        assert load_run(tmp_path / option / "config.yaml").labels == kept
+        options = cli.parse(["train", "--config", str(config), option, value])
+        assert as_named_arm(resolve_run(options)).labels == kept
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 from launchers import MadeUp
 
 from layermem.models.registry import lookup
-from layermem_bench.cli.study import OfRecipe, parse
+from layermem_bench.cli.study import OfRecipe, parse, study_of
 from layermem_bench.pages import study as page
 from layermem_bench.studies.boards import parse_arms
 from layermem_bench.studies.carrying_out import carry_out
@@ -16,7 +16,7 @@ PLACE = {name: place for place, name in enumerate(FEW.split(","))}
 
 
 def asked(*options):
-    return parse(["recipe", "--variants", FEW, "--conditions", "tokens", *options]).study()
+    return study_of(parse(["recipe", "--variants", FEW, "--conditions", "tokens", *options]))
 
 
 def test_boards_are_texts_in_two_widths_at_two_lengths_and_arithmetic():

@@ -11,8 +11,12 @@ from recorded import SIZES, record
 from layermem_bench.config.run import HOST, Data, Host, Labels, Model, Optim, Run
 from layermem_bench.run.folder import RunFolder, recorded_run
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.gathering import gather_runs, write_table
-from layermem_bench.studies.records import arms_of_same_seeds, labels_of
+from layermem_bench.studies.gathering import (
+    arms_of_same_seeds,
+    gather_runs,
+    labels_of,
+    write_table,
+)
 from layermem_bench.studies.result import COLUMNS, EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 
 
@@ -62,19 +66,16 @@ def test_runs_without_labels_are_named_by_their_variants(tmp_path):
     assert {run["name"] for run in saved} == {name for names in arms.values() for name in names}
 
 
-@pytest.mark.parametrize(
-    ("fields", "way"),
-    [
-        ({"memory": "none", "train": "all"}, "plain"),
-        ({"memory": "none", "train": "lora"}, "lora"),
-        ({"train": "routers"}, "routers"),
-        ({"train": "routers", "shares_kv": False}, "apart"),
-        ({"train": "all"}, "all"),
-    ],
-)
-def test_models_of_transformers_are_named_by_their_ways(fields, way):
-    host = Host(model="tokenizer", **fields)
-    assert labels_of(Run(variant=HOST, model=Model(), host=host)).arm == way
+def test_models_of_transformers_are_named_by_their_ways():
+    for way, fields in {
+        "plain": {"memory": "none", "train": "all"},
+        "lora": {"memory": "none", "train": "lora"},
+        "routers": {"train": "routers"},
+        "apart": {"train": "routers", "shares_kv": False},
+        "all": {"train": "all"},
+    }.items():
+        host = Host(model="tokenizer", **fields)
+        assert labels_of(Run(variant=HOST, model=Model(), host=host)).arm == way
 
 
 START = replace(SIZES, pretrained="base/final")

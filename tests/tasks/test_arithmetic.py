@@ -119,13 +119,6 @@ def test_a_mutated_solution_is_rejected(operands, seed, draw):
     assert not grade(example, " ".join(changed)).steps
 
 
-def test_any_text_is_graded():
-    draw = random.Random(0)
-    for _ in range(300):
-        text = "".join(draw.choice("0123456789+-*/()= #x\n") for _ in range(draw.randrange(40)))
-        assert grade(Example("2 + 3 * 4 =", "", 14), text).steps in (True, False)
-
-
 @given(TREES)
 def test_what_is_written_is_read_again(tree):
     assert parse(write(tree)) == tree
@@ -145,12 +138,8 @@ def test_no_expression(text):
         parse(text)
 
 
-def test_zeros_before_a_number_and_spaces_do_not_matter():
-    assert parse("\t007+\n0 * (00)") == ("+", 7, ("*", 0, 0))
-
-
 def test_a_rewrite_does_one_thing():
-    tree = parse("(2 + 3) * (4 - 1) / 0")
+    tree = parse("\t(02 +3)*(4-1)/0")
     assert [write(step) for step in rewrites(tree)] == ["5 * (4 - 1) / 0", "(2 + 3) * 3 / 0"]
     for text, carry_out in (("15 / 0", solve), ("7 / 2", evaluate), ("3 - 4", evaluate)):
         with pytest.raises(ValueError, match=text):
@@ -245,14 +234,6 @@ def test_no_long_step_is_in_two_splits(operands, count, rules):
             for split in SPLITS
         ]
     )
-
-
-def test_nor_are_expressions_of_two_operands():
-    found = [
-        {unordered(e.prompt[:-2]) for seed in (0, 1) for e in generate(2, 40, seed, split=split)}
-        for split in SPLITS
-    ]
-    assert sum(map(len, found)) == len(set().union(*found))
 
 
 @pytest.mark.parametrize(

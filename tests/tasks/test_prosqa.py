@@ -13,7 +13,6 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from layermem_bench.tasks import prosqa_graphs
 from layermem_bench.tasks.problems import Grade
 from layermem_bench.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
 from layermem_bench.tasks.prosqa_graphs import UndirectedPairs, draw_sizes, shortest_path
@@ -36,7 +35,7 @@ def shortcuts():
 
 @pytest.fixture(scope="module")
 def records():
-    return generate(1500, 0)
+    return generate(1200, 0)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ def test_records_of_another_size(size, steps, statements):
 
 @pytest.mark.parametrize("sizes", [{}, TINY], ids=["full", "tiny"])
 def test_no_shortcut_is_worth_taking_alone_or_with_others(sizes, shortcuts, records):
-    made = generate(1500, 0, **sizes) if sizes else records
+    made = generate(1200, 0, **sizes) if sizes else records
     credits = np.array([[guess(record) - 0.5 for guess in shortcuts.values()] for record in made])
     # Nor is its contrary.
     assert (abs(credits.mean(0)) < 0.05).all(), dict(zip(shortcuts, credits.mean(0), strict=True))
@@ -135,26 +134,6 @@ def test_the_same_statements_have_either_answer():
             for person in (0, 1):
                 far = networkx.single_source_shortest_path_length(graph, person)
                 assert far[ends[person]] == steps and ends[1 - person] not in far
-
-
-def test_either_orientation_is_drawn(monkeypatch):
-    filled = []
-
-    class Pairs(UndirectedPairs):
-        def fill(self, *args):
-            super().fill(*args)
-            filled.append(self)
-
-    def degrees(edges):
-        return sorted((Counter(a for a, _ in edges) | Counter(-b for _, b in edges)).values())
-
-    monkeypatch.setattr(prosqa_graphs, "UndirectedPairs", Pairs)
-    drawn = [prosqa_graphs.draw_crossed(random.Random(i), None, None, None) for i in range(40)]
-    straight = [
-        degrees(graph.edges) == degrees(pairs.orientations[0].edges)
-        for graph, pairs in zip(drawn, filled, strict=True)
-    ]
-    assert 5 < sum(straight) < 35
 
 
 def test_paths_are_shortest_as_networkx_finds_them(records):

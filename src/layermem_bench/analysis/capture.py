@@ -164,9 +164,7 @@ def _find_values(
         # Gemma 3n and 4 normalise the heads [B, T, G, E] that attention will read.
         return modules["v_norm"], lambda heads: heads.flatten(2)
     if "v_proj" in modules:
-        # OLMo clips what its projection returns, after the hooks.
-        clip = getattr(model.config.get_text_config(), "clip_qkv", None)
-        return modules["v_proj"], lambda v: v if clip is None else v.clamp(-clip, clip)
+        return modules["v_proj"], lambda output: output
     owner, host = find_host(model)
     attention = find_module(layer, host.attention)
     if not host.fused:

@@ -127,7 +127,6 @@ class Analysis:
     COMMAND: ClassVar[str] = "layermem analyze"
 
     command: str
-    folder: str
     options: AnalysisOptions
     """Options of the analysis; ``words`` are those that were used."""
     sequences: int

@@ -31,7 +31,7 @@ def evaluate(options: Eval, command: str) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     from layermem_bench.evals.evaluating import evaluate_checkpoints
     from layermem_bench.pages import eval as report
-    from layermem_bench.studies.records import arms_of_same_seeds
+    from layermem_bench.studies.gathering import arms_of_same_seeds
 
     chosen = EvalOptions(**{each.name: getattr(options, each.name) for each in fields(EvalOptions)})
     with progress("opening checkpoints") as tell:

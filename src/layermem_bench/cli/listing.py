@@ -107,8 +107,7 @@ def _studies(options: ListAny) -> "Table":
     from layermem_bench.paper.artefact import SCALES
     from layermem_bench.studies import definition
 
-    numbers: dict[str, int] = {}
-    rows = []
+    numbers, rows = dict[str, int](), list[list[str]]()
     for name in paper.names():
         for scale in SCALES:
             artefact = paper.get_artefact(name, scale)

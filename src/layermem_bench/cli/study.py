@@ -6,20 +6,20 @@ Options that all studies have (``Carrying``), those of variants (``Arms``), and 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from layermem_base.number_ranges import above, at_least, between, number
 from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
 from layermem_bench.cli.screen import show_estimates, show_result
+from layermem_bench.config.run import Run
 from layermem_bench.studies.executors import Launching
 from layermem_bench.studies.result import Scale
 
 if TYPE_CHECKING:
-    from layermem_bench.studies.definition import Board, Study
+    from layermem_bench.studies.definition import Study
 
-_ALL = "tokens", "time", "parameters"
 _RECIPE = (
     "plain,lime,recipe:router_grain=pair,recipe,value_residual,mudd,hyper_connections,"
     "attention_residuals,denseformer,recipe+mudd,value_residual+mudd,recipe+hyper_connections"
@@ -43,6 +43,9 @@ class Carrying(Launching):
     Most have further options, --variants and --rates above all: layermem study WHAT --help.
     """
 
+    usual: ClassVar[tuple[str, ...]] = ("tokens", "time", "parameters")
+    """What is equal where --conditions are not given."""
+
     seeds: int | None = number(None, between(1, 1000))
     """Seeds of every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: tuple[Literal["tokens", "time", "parameters"], ...] = ()
@@ -53,10 +56,6 @@ class Carrying(Launching):
     out: Path = Path("runs")
     """Folder of the runs, OUT/BOARD/RUN, of which recorded ones are not run again, and of the
     result, OUT/studies/STUDY."""
-
-    def range_of_seeds(self, first: int = 0) -> range:
-        """Return the seeds."""
-        return range(first, first + (self.seeds or 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +74,6 @@ class Arms(Carrying):
     another (1e-3 to 3e-2) for the parameters that it adds. None: the --rates,
     with the variants' own rates."""
 
-    def study_of(
-        self, boards: "Sequence[Board]", conditions: Sequence[str], *, first: int = 0
-    ) -> "Study":
-        """Return the study of some boards, at these conditions where none were given."""
-        from layermem_bench.studies.boards import study_of_variants
-
-        boards = [replace(each, rates=self.rates, trials=self.trials) for each in boards]
-        return study_of_variants(boards, self.range_of_seeds(first), self.conditions or conditions)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfPreset(StartingRun, Arms):
@@ -91,14 +81,8 @@ class OfPreset(StartingRun, Arms):
     a field of the runs' config, as in `layermem train`."""
 
     keeps_variant = False
+    usual = ("tokens",)
     variant: tyro.conf.Suppress[str] = "lime"
-
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.boards import board_of
-
-        run = resolve_run(self)
-        return self.study_of([board_of(run, self.variants)], ["tokens"], first=run.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +94,6 @@ class OfBoards(Arms):
     (tiny-lm@16x64,tiny-lm@64x32) have equally many parameters, and are ranked together too."""
     rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
     """Learning rates that every arm tries on a seed kept for that; each takes its best."""
-
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.boards import open_boards
-
-        names = [name.strip() for name in self.boards.split(",") if name.strip()]
-        return self.study_of(open_boards(names, self.variants), _ALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,16 +115,6 @@ class OfRecipe(Arms):
     arithmetic: bool = True
     """Whether there is a board of arithmetic."""
 
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.boards import boards_of_recipe
-
-        boards = boards_of_recipe(
-            self.variants, self.text, self.held_out, self.widths, self.lengths
-        )
-        boards = boards if self.arithmetic else boards[:-1]
-        return replace(self.study_of(boards, _ALL), name="recipe", title="Which layer memory")
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfPaper(Carrying):
@@ -162,17 +129,6 @@ class OfPaper(Carrying):
     without: tuple[str, ...] = ()
     """Evaluation tasks that are left out, of the averages too (MultiRC, WiC)."""
 
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.paper import check_artefact, get_artefact
-
-        if self.conditions:
-            raise ValueError("--conditions: an artefact of the paper has its own; leave them out")
-        name = self.name.removeprefix("paper/")
-        artefact = get_artefact(name, self.scale, self.seeds, self.records, self.without)
-        check_artefact(artefact, self.records, dry_run=self.dry_run)
-        return artefact
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfRetrofit(StartingRun, Carrying):
@@ -184,6 +140,7 @@ class OfRetrofit(StartingRun, Carrying):
     in `layermem train --host.model MODEL`.
     """
 
+    usual = ("tokens", "time")
     preset: tyro.conf.Suppress[str] = ""
     ways: tuple[str, ...] = ("plain", "lora", "routers", "apart", "all")
     """What is compared: plain, continued training without memory, and one more at least."""
@@ -192,15 +149,6 @@ class OfRetrofit(StartingRun, Carrying):
     router_rates: tuple[float, ...] = number((1e-3, 5e-3, 2e-2), above(0))
     """Learning rates that routers alone try."""
 
-    def study(self) -> "Study":
-        """Return the study."""
-        from layermem_bench.studies.boards import study_of_retrofit
-
-        run = resolve_run(self)
-        base = replace(run, log_every=max(1, run.max_steps // 50))
-        seeds, conditions = self.range_of_seeds(run.seed), self.conditions or ("tokens", "time")
-        return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions, self.ways)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfPlugin(Carrying):
@@ -208,15 +156,6 @@ class OfPlugin(Carrying):
 
     name: tyro.conf.Positional[str]
     """Its name: `layermem list studies` shows them."""
-
-    def study(self) -> "Study":
-        """Return the study, with the seeds and conditions that were asked for."""
-        from layermem_bench.studies.definition import get_study
-
-        study = get_study(self.name)
-        if self.seeds is not None:
-            study = replace(study, seeds=tuple(self.range_of_seeds(study.seeds[0])))
-        return replace(study, conditions=self.conditions or study.conditions)
 
 
 def parse(args: Sequence[str]) -> Any:
@@ -241,10 +180,53 @@ def parse(args: Sequence[str]) -> Any:
     return read_options(OfPreset, "study", args, with_base_run(OfPreset, "study", args))
 
 
+def study_of(options: Any) -> "Study":
+    """Return the study that was asked for."""
+    from layermem_bench.studies import boards, definition
+
+    if isinstance(options, OfPaper):
+        return _artefact(options)
+    if isinstance(options, OfPlugin):
+        asked = definition.get_study(options.name)
+        first, count = asked.seeds[0], options.seeds
+        seeds = asked.seeds if count is None else tuple(range(first, first + count))
+        return replace(asked, seeds=seeds, conditions=options.conditions or asked.conditions)
+    run = resolve_run(options) if isinstance(options, StartingRun) else Run()
+    seeds = tuple(range(run.seed, run.seed + (options.seeds or 5)))
+    conditions = options.conditions or options.usual
+    if isinstance(options, OfRetrofit):
+        run = replace(run, log_every=max(1, run.max_steps // 50))
+        rates = options.rates, options.router_rates
+        return boards.study_of_retrofit(run, *rates, seeds, conditions, options.ways)
+    if isinstance(options, OfPreset):
+        of = [boards.board_of(run, options.variants)]
+    elif isinstance(options, OfRecipe):
+        shapes = options.widths, options.lengths
+        of = boards.boards_of_recipe(options.variants, options.text, options.held_out, *shapes)
+        of = of if options.arithmetic else of[:-1]
+    else:
+        of = boards.open_boards(options.boards.split(","), options.variants)
+    of = [replace(each, rates=options.rates, trials=options.trials) for each in of]
+    asked = boards.study_of_variants(of, seeds, conditions)
+    is_recipe = isinstance(options, OfRecipe)
+    return replace(asked, name="recipe", title="Which layer memory") if is_recipe else asked
+
+
+def _artefact(options: OfPaper) -> "Study":
+    from layermem_bench.paper import check_artefact, get_artefact
+
+    if options.conditions:
+        raise ValueError("--conditions: an artefact of the paper has its own; leave them out")
+    name = options.name.removeprefix("paper/")
+    asked = get_artefact(name, options.scale, options.seeds, options.records, options.without)
+    check_artefact(asked, options.records, dry_run=options.dry_run)
+    return asked
+
+
 def study(options: Any, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them; or say
     what that would take."""
-    asked = options.study()
+    asked = study_of(options)
     if options.dry_run:
         from layermem_bench.studies.estimates import estimate
 

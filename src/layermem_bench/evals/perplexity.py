@@ -138,7 +138,10 @@ def perplexity(
         raise TypeError("texts must be several documents, got one string; pass [text]")
     context, stride = choose_windows([model.config], context, stride)
     read, done, was_training = Perplexity(context), 0, model.training
-    windows = _windows(read, tokenizer, texts, stride, predecessor)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    own = eos if bos is None else bos
+    first = own if predecessor == "tokenizer" else predecessor
+    windows = _windows(read, tokenizer, texts, stride, first)
     model.eval()
     for window, losses in _batched_losses(model, windows, batch_size):
         read.add(window, losses)
@@ -175,14 +178,6 @@ def choose_windows(
     return context, stride
 
 
-def first_context(tokenizer: Any, predecessor: Predecessor = "tokenizer") -> int | None:
-    """Return the id that stands before a text; None: nothing stands there."""
-    if predecessor != "tokenizer":
-        return predecessor
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    return bos if bos is not None else eos
-
-
 def rows_at_once(model: Any, length: int, batch_size: int | None = None) -> int:
     """Return how many sequences a batch has: as many as asked for, or as keep its logits small."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -190,11 +185,10 @@ def rows_at_once(model: Any, length: int, batch_size: int | None = None) -> int:
 
 
 def _windows(
-    read: Perplexity, tokenizer: Any, texts: Iterable[str], stride: int, predecessor: Predecessor
+    read: Perplexity, tokenizer: Any, texts: Iterable[str], stride: int, first: int | None
 ) -> Iterator[Window]:
     """Yield the windows of texts; begin each one's sums, and count bytes and unknown tokens."""
-    encode, first = batch_encoder(tokenizer), first_context(tokenizer, predecessor)
-    unknown = getattr(tokenizer, "unk_token_id", None)
+    encode, unknown = batch_encoder(tokenizer), getattr(tokenizer, "unk_token_id", None)
 
     def parts_of(text: str) -> Iterator[Ids]:
         not_predicted = 0 if first is not None else 1

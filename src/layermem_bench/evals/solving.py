@@ -72,13 +72,23 @@ def evaluate(
     split: str = "validation",
     batch_size: int = _BATCH,
 ) -> tuple[Solved, list[Attempt]]:
-    """Let a model, in eval mode, solve a split of a run's task.
+    """Let a model, in eval mode, solve a split of a run's task; return the shares of right attempts
+    with 95% intervals, also by level, and the faults.
 
     Each process of a run solves all problems: of a sharded model every forward needs all of them.
     """
     definition, problems = get_task(str(task.name)), problems_of(task, split)
     attempts = attempt(model, tokenizer, definition, problems, batch_size)
-    return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
+    levels = sorted({level for each in attempts for level, _ in each.answers})
+    solved = Solved(
+        **vars(_shares(attempts)),
+        task=task.name,
+        split=split,
+        chance=definition.chance(problems),
+        by={definition.level_name: {str(level): _shares(attempts, level) for level in levels}},
+        faults=dict(Counter(each.grade.fault for each in attempts if each.grade.fault)),
+    )
+    return solved, attempts
 
 
 def attempt(
@@ -178,24 +188,6 @@ def _join_words(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
         for token in set(chain.from_iterable(answers))
     }
     return [" ".join(words[token] for token in ids) for ids in answers]
-
-
-def score_attempts(
-    attempts: Sequence[Attempt], task: TaskDefinition, *, name: str, split: str
-) -> Solved:
-    """Return the shares of right attempts with 95% intervals, also by level, and the faults."""
-    by_level = {
-        str(level): _shares(attempts, level)
-        for level in sorted({level for a in attempts for level, _ in a.answers})
-    }
-    return Solved(
-        **vars(_shares(attempts)),
-        task=name,
-        split=split,
-        chance=task.chance([a.problem for a in attempts]),
-        by={task.level_name: by_level},
-        faults=dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
-    )
 
 
 def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:

@@ -60,8 +60,11 @@ def build(analysis: Analysis) -> Page:
         words=", ".join(options.words or ()), each=options.each, folds=FOLDS, chance=first.chance
     )
     entropy, paper, converged = (
-        [_curves_figure(analysis, measure, kind) for kind in _REPRESENTATIONS]
-        for measure in _MEASURES
+        [
+            figures.drawing(curves(analysis, measure, kind, up), f"{measure.capitalize()} of {of}.")
+            for kind, of in _REPRESENTATIONS.items()
+        ]
+        for measure, up in zip(_MEASURES, ("entropy (nats)", "accuracy", "accuracy"), strict=True)
     )
     words = [figure for layout in _layouts(analysis) for figure in panels(layout)]
     shown, again = [Table.of(about), table(analysis)], [analysis.command]
@@ -110,12 +113,6 @@ def curves(analysis: Analysis, measure: str, kind: Representation, up: str) -> f
         pairs = enumerate(zip(values.mean, values.deviation, strict=True))
         series[name] = [(i, (mean - d, mean, mean + d)) for i, (mean, d) in pairs]
     return figures.curves(series, across="layer", up=up, is_share=measure != "entropy")
-
-
-def _curves_figure(analysis: Analysis, measure: str, kind: Representation) -> Figure:
-    caption = f"{measure.capitalize()} of {_REPRESENTATIONS[kind]}; bands: one standard deviation."
-    up = "entropy (nats)" if measure == "entropy" else "accuracy"
-    return figures.drawing(curves(analysis, measure, kind, up), caption)
 
 
 def panels(picture: Picture) -> list[Figure]:

@@ -28,15 +28,12 @@ _COLOURS = (
     *("#7a5195", "#2f7fc4", "#d9622b", "#2a9d5c", "#9a5fd0", "#c2438d", "#7a8594", "#0f9aa7"),
     *("#a37f1c", "#5566cc", "#8fae1b", "#a0522d", "#d0475a", "#4fa3d9", "#6b8e6b", "#c98bd6"),
 )
-_STYLES: Sequence[Style] = [
-    *zip(_COLOURS, (":", "-", "--", "-.") * 4, "Pos^DvPX*<>phdH8", strict=True)
-]
+_STYLES = list(zip(_COLOURS, (":", "-", "--", "-.") * 4, "Pos^DvPX*<>phdH8", strict=True))
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
-    "lime_half",
-    *("plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections", "denseformer"),
-    *("attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention", "mhc"),
-    "lime_hidden",
+    *("lime_half", "plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections"),
+    *("denseformer", "attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention"),
+    *("mhc", "lime_hidden"),
 )
 Ends = tuple[float, float, float]
 """Lower end of an interval, middle, upper end."""
@@ -49,16 +46,9 @@ SQUARE = (3.8, 3.5)
 """Inches of a map and of points."""
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 INK = "#010203"
-RC = {
-    "svg.hashsalt": "layermem",
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "font.size": 10,
-}
+_INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+RC = {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 10}
+RC |= dict.fromkeys(_INKED, INK)
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:

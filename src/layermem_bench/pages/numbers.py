@@ -32,11 +32,15 @@ def with_p(difference: str, p: str) -> str:
     return f"{difference} (p {p if p.startswith('<') else f'= {p}'})" if p else difference
 
 
-def format_number(value: float, is_share: bool, sign: str = "", decimals: int | None = None) -> str:
+def format_number(
+    value: float | None, is_share: bool, sign: str = "", decimals: int | None = None
+) -> str:
     """Write a share in percent, a large number with its unit, a small one with five digits.
 
     ``sign``: "+" shows that of a positive number too. ``decimals``: how many, where it is known.
     """
+    if value is None:
+        return ""
     if is_share:
         return format(value, f"{sign}.{1 if decimals is None else decimals}%")
     if abs(value) >= 1e6:

@@ -27,7 +27,7 @@ def build(result: StudyResult) -> Page:
     for each in (result, *study_tables.shapes_of(result)):
         for board in each.boards:
             sections += _of_board(each, board)
-    if not result.claims and (ranks := study_tables.ranks_table(result)):
+    if not result.claims and (ranks := study_tables.ranks_table(result)).rows:
         sections.append(Section("Do the boards agree", tables=[ranks]))
     for board in result.boards:
         made = [make(board.costs) for make in (counted_table, cache_table)]
@@ -57,7 +57,7 @@ def tables(result: StudyResult) -> list[Table]:
         for table in _tables(each, board)
     ]
     ranks = study_tables.ranks_table(result)
-    return [*shown, ranks] if ranks else shown
+    return [*shown, ranks] if ranks.rows else shown
 
 
 def _tables(result: StudyResult, board: Board) -> list[Table]:
@@ -138,7 +138,6 @@ def draw_lines(result: StudyResult, drawing: Drawing) -> Iterator[Figure]:
     is_share = all(result.metric(point.quantity).is_share for point in drawing.points)
     titles = {"across": drawing.across, "up": drawing.up}
     caption = f"{drawing.up} by {drawing.across}: means over seeds with 95% intervals."
-    caption += "" if theirs else " The paper prints no numbers of it."
     if ours:
         plot = figures.curves({**ours, **theirs}, is_share=is_share, **titles)
         yield figures.drawing(plot, caption)
@@ -161,8 +160,7 @@ def _forests(result: StudyResult, board: Board) -> Iterator[Figure]:
             lines, metric = lines_of(result, board, condition, name), result.metric(name)
             found = {line.arm: line.difference for line in lines if line.difference is not None}
             if any(line.p is not None for line in lines):
-                caption = f"{name}, {study_tables.TITLES[condition.name]}: paired differences from "
-                caption += f"{first} with 95% intervals"
+                caption = f"{study_tables.title_of(board, condition)}, {name}: 95% intervals"
                 caption += f"; {metric.better} is better." if metric.better else "."
                 across, is_share = f"against {first}", metric.is_share
                 yield figures.forest(found, caption, is_share=is_share, across=across)
@@ -179,12 +177,9 @@ def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
         begun = [run for run in runs if run.arm == arm.name and run.validations]
         ended = [run for run in begun if run.state == "ended"]
         arms[arm.name] = [run.validations for run in ended or begun]
-    partly = dict.fromkeys(run.arm for run in runs if run.state != "ended")
     for up, (field, is_share) in _UP.items():
         for across, title in _ACROSS.items():
             caption = f"{up} by {title}: mean over seeds, in a band from the lowest to the highest."
-            if partly:
-                caption += f" Not all seeds have ended of: {', '.join(partly)}."
             if series := curves_of_arms(arms, across, field):
                 plot = figures.curves(series, across=title, up=up, is_share=is_share)
                 yield figures.drawing(plot, caption)

@@ -18,7 +18,6 @@ from layermem_bench.studies.result import (
     Arm,
     Board,
     Condition,
-    Looks,
     Metric,
     RunRecord,
     StudyResult,
@@ -48,9 +47,8 @@ _RUNS = (
     "RUN/config.yaml --out NEW repeats it. Tokens a second: the median of the wall time."
 )
 _RATES = (
-    "Each arm's learning rate, with that of the parameters that it adds (own) where it was tried, "
-    "was chosen on a seed that is in no other table. Beyond the lowest or the highest a better one "
-    "may lie."
+    "Validation losses at each learning rate, with that of the parameters that the arm adds (own), "
+    "of a seed that is in no other table. Beyond the lowest or the highest a better one may lie."
 )
 _NUMBERS = (
     "95% intervals over seeds, or repeats, by Student's t. Chance: what an answer comes to that "
@@ -61,8 +59,8 @@ _CLAIMS = (
     "for the number of claims. Seeds to settle it: pairs, planned from the beginning, with which a "
     "difference as observed would be told from 0 among so many claims in four of five repetitions."
 )
+# Columns of what arms are.
 _FACTS = ("learning rate", "steps", "mlp", "parameters")
-"""Columns of what arms are."""
 _HOW = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
 
 
@@ -83,9 +81,8 @@ def shown_metrics(result: StudyResult, board: Board, condition: Condition) -> li
 
 def title_of(board: Board, condition: Condition) -> str:
     """Return what a board under a condition is called."""
-    if condition.name == "recorded":
-        return board.name
-    return f"{board.name}, {TITLES[condition.name]}"
+    is_all = condition.name == "recorded"
+    return board.name if is_all else f"{board.name}, {TITLES[condition.name]}"
 
 
 def arms_table(result: StudyResult, board: Board, condition: Condition, metric: str) -> Table:
@@ -122,7 +119,7 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
     common = ", ".join(f"{name} {value}" for name, value in alike.items() if value)
     caption += f" All arms: {common}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
-    caption += _looks_note(condition.looks)
+    caption += _looks_note(len(condition.looks))
     if steps is not None:
         caption += f" Time: of a step, over the first arm's, on {steps.machine}."
     return Table.of(rows, caption.strip()).without(dropped)
@@ -178,36 +175,33 @@ def shapes_of(result: StudyResult) -> Iterator[StudyResult]:
             yield replace(result, boards=(board,), runs=tuple(runs))
 
 
-def ranks_table(result: StudyResult) -> Table | None:
-    """Return a table of how alike two boards rank the arms; None: no two can be compared."""
-    no_interval = "none: all arms tie in some draws"
-    unsaid = "cannot be said: arms tie, or differ by no more than seeds"
+def ranks_table(result: StudyResult) -> Table:
+    """Return a table of how alike two boards rank the arms; no rows: no two can be compared."""
     rows = [
         {
             "boards": " and ".join(each.boards),
             "arms": str(each.arms),
             "rank correlation": f"{each.value:.2f}",
-            "95% interval": "{:.2f} to {:.2f}".format(*each.ends) if each.ends else no_interval,
-            "if they rank alike": unsaid if each.if_alike is None else f"above {each.if_alike:.2f}",
+            "95% interval": "{:.2f} to {:.2f}".format(*each.ends) if each.ends else "",
+            "if they rank alike": "" if each.if_alike is None else f"above {each.if_alike:.2f}",
         }
         for each in rank_correlations(result)
     ]
-    return Table.of(rows, _RANKS) if rows else None
+    return Table.of(rows, _RANKS)
 
 
 def rates_table(board: Board) -> Table:
     """Return a table of each arm's loss at each learning rate it tried."""
-    rates = [f"{rate:g}" for each in board.tried for rate in each.rates]
+    tried = [f"{rate:g}" for each in board.tried for rate in each.rates]
     rows = []
     for each in board.tried:
-        row = {f"{board.name}: validation loss at learning rate": each.arm}
-        row |= dict.fromkeys(rates, "")
-        own_rates = each.own_rates or [None] * len(each.rates)
-        for rate, loss, own in zip(each.rates, each.losses, own_rates, strict=True):
-            shown = "diverged" if loss is None else format_number(loss, False)
-            row[f"{rate:g}"] = shown if own is None else f"{shown} (own {own:g})"
-        own_chosen = "" if each.own_chosen is None else f", own {each.own_chosen:g}"
-        row["chosen"] = "" if each.chosen is None else f"{each.chosen:g}{own_chosen}"
+        row = {f"{board.name}: loss at learning rate": each.arm, **dict.fromkeys(tried, "")}
+        own = [f" (own {rate:g})" for rate in each.own_rates] or [""] * len(each.rates)
+        for rate, loss, beside in zip(each.rates, each.losses, own, strict=True):
+            written = "diverged" if loss is None else format_number(loss, False)
+            row[f"{rate:g}"] = written + beside
+        chosen = (each.chosen, ""), (each.own_chosen, "own ")
+        row["chosen"] = ", ".join(f"{what}{rate:g}" for rate, what in chosen if rate is not None)
         rows.append(row)
     return Table.of(rows, _RATES)
 
@@ -252,7 +246,7 @@ def claims_table(result: StudyResult) -> Table:
         }
         for each in judge(result)
     ]
-    return Table.of(rows, _CLAIMS + _looks_note(result.looks))
+    return Table.of(rows, _CLAIMS + _looks_note(len(result.looks)))
 
 
 def claim_text(judged: JudgedClaim) -> str:
@@ -266,7 +260,7 @@ def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
     """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
     claim, metric = judged.claim, result.metric(judged.claim.quantity)
     sign = "" if claim.against is None else "+"
-    paper = "" if judged.paper is None else _as_printed(judged.paper, metric, sign)
+    paper = _as_printed(judged.paper, metric, sign)
     if sign:
         return paper, format_interval(judged.difference, metric.is_share, sign)
     return paper, _ours(claim.quantity, result.computed(claim.quantity).get(claim.arm, {}), metric)
@@ -282,23 +276,23 @@ def numbers_table(result: StudyResult) -> Table:
     rows = []
     for quantity, arm in dict.fromkeys((*ours, *papers)):
         metric, paper = result.metric(quantity), papers.get((quantity, arm))
-        values, is_share = ours.get((quantity, arm), {}), metric.is_share
+        values = ours.get((quantity, arm), {})
         row = {
             "": quantity,
             "arm": arm,
-            "paper": "" if paper is None else _as_printed(paper.value, metric),
-            "where": "" if paper is None else paper.where,
+            "paper": _as_printed(paper.value if paper else None, metric),
+            "where": paper.where if paper else "",
             "here": _ours(quantity, values, metric),
             "each seed": "" if metric.counted else _by_seed(values, metric),
-            "chance": "" if metric.chance is None else format_number(metric.chance, is_share),
+            "chance": format_number(metric.chance, metric.is_share),
         }
         rows.append(row)
     return Table.of(rows, _NUMBERS)
 
 
-def _as_printed(value: float, metric: Metric, sign: str = "") -> str:
+def _as_printed(value: float | None, metric: Metric, sign: str = "") -> str:
     """Write a number of the paper: shares with two decimals in percent, what is counted whole."""
-    if metric.counted and not metric.is_share and float(value).is_integer() and abs(value) < 1e6:
+    if metric.counted and not metric.is_share and value and value < 1e6 and value % 1 == 0:
         return f"{value:,.0f}"
     return format_number(value, metric.is_share, sign, decimals=2 if metric.is_share else None)
 
@@ -314,7 +308,7 @@ def _by_seed(values: Mapping[int, float], metric: Metric) -> str:
     return ", ".join(format_number(value, metric.is_share) for _, value in sorted(values.items()))
 
 
-def _looks_note(looks: Looks) -> str:
+def _looks_note(looks: int) -> str:
     """Say what it costs that a result was looked at before; nothing of one look."""
-    price = price_of_looks(max(1, len(looks)))
-    return f" Look {len(looks)}: p-values are {price} times those of one look." * (price > 1)
+    price = price_of_looks(max(1, looks))
+    return f" Look {looks}: p-values are {price} times those of one look." * (price > 1)

@@ -134,7 +134,7 @@ def _observe(
     """Yield the columns of a table, and their average: shares of right answers."""
     from layermem_bench.evals.benchmarks import RIGHT
     from layermem_bench.evals.evaluating import evaluate_checkpoints
-    from layermem_bench.studies.records import arms_of_same_seeds
+    from layermem_bench.studies.gathering import arms_of_same_seeds
 
     def with_mean(of_tasks: Mapping[str, float]) -> dict[str, float]:
         return {**of_tasks, average: sum(of_tasks.values()) / len(of_tasks)}

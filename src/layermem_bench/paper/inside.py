@@ -265,7 +265,6 @@ def fig3(scale: Scale) -> Artefact:
     """Layouts of is, are, was, were by their values."""
     text = full_attention(scale)
     nearest = "nearest in the layout of values is the same word, last layer"
-
     return Artefact(
         claim="In deeper layers LLaMA's values of similar words overlap, and LIMe's form clusters.",
         boards=(text,),
@@ -348,8 +347,7 @@ def fig9(scale: Scale) -> Artefact:
 
     def spread(heads: np.ndarray) -> float:
         """Return the standard deviation over heads, the mean over layers from 1 on."""
-        own = np.stack([heads[layer, :, layer] for layer in range(1, len(heads))])
-        return float((1 - own).std(1).mean())
+        return float((1 - np.einsum("lrl->lr", heads)[1:]).std(1).mean())
 
     def observe_heads(trained: Trained) -> Iterator[Observed | Picture]:
         maps = heatmaps(trained.of(text), by_head=True)

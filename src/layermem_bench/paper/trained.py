@@ -37,8 +37,6 @@ _TRAINING_LOSS = (
 )
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
 _OPERANDS = (4, 5, 6)
-
-
 _SAVED = {
     across: f"{across} saved on the way to the higher last loss" for across in ("FLOPs", "tokens")
 }
@@ -278,11 +276,9 @@ def _answers(operands: int) -> str:
 
 def fig4(scale: Scale) -> Artefact:
     """Arithmetic: right answers and entropy of values by operands."""
-    boards = {
-        operands: board(scale, get_preset(f"{scale}-aet-{operands}")) for operands in _OPERANDS
-    }
+    boards = {n: board(scale, get_preset(f"{scale}-aet-{n}")) for n in _OPERANDS}
     last = "entropy of the last layer's values"
-    entropies = {operands: f"{last}, {operands} operands" for operands in _OPERANDS}
+    entropies = {n: f"{last}, {n} operands" for n in _OPERANDS}
 
     def observe(trained: Trained) -> Iterator[Observed]:
         for operands, of_operands in boards.items():
@@ -290,17 +286,14 @@ def fig4(scale: Scale) -> Artefact:
             analysed = analyses(trained, of_operands, *NUMBERS["1 to 4"])
             yield from entropy(analysed, "routed", entropies[operands], layer=-1)
 
-    six = _answers(6)
+    four, five, six = map(_answers, _OPERANDS)
     return Artefact(
         claim="At 4 operands LIMe performs similarly to LLaMA, at 5 and 6 it is ahead (71.6% "
         "against 41.3% at 6), with a higher entropy of values, most of all in the last layer.",
         boards=tuple(boards.values()),
         observe=observe,
         papers=shares("section 5.3.2", {(six, "plain"): 0.413, (six, "lime"): 0.716}),
-        claims=(
-            *lime_is("similar", _answers(4)),
-            *lime_is("higher", _answers(5), six, *entropies.values()),
-        ),
+        claims=(*lime_is("similar", four), *lime_is("higher", five, six, *entropies.values())),
         drawings=(
             lines("right answers", "operands", _OPERANDS, lambda arm, n: (_answers(n), arm)),
             lines(last, "operands", _OPERANDS, lambda arm, n: (entropies[n], arm)),

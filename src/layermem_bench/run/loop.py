@@ -104,7 +104,9 @@ class Loop:
         last step was reached without one."""
         run = self.run
         with ExitStack() as shown:
-            shown.enter_context(progress.open_trackers(self.accelerator, run, self.folder))
+            progress.open_trackers(self.accelerator, run, self.folder)
+            for tracker in self.accelerator.trackers:
+                shown.callback(tracker.finish)
             if self.is_first:
                 self._progress = progress.RunsProgress()
                 self._progress.begin(self.folder.path.name, run.max_steps, self.step)

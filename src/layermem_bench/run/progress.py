@@ -148,19 +148,13 @@ def check_trackers(run: Run) -> None:
         raise ValueError(f"track={absent[0]} is not installed: pip install layermem[track]")
 
 
-@contextmanager
-def open_trackers(accelerator: Accelerator, run: Run, folder: RunFolder) -> Iterator[None]:
-    """Keep the run's trackers open during the block; a resumed run goes on in the same record."""
+def open_trackers(accelerator: Accelerator, run: Run, folder: RunFolder) -> None:
+    """Open the run's trackers; a resumed run goes on in the same record."""
     if run.track:
         options = {"name": folder.path.name, "resume": "allow"}
         of_wandb = {**options, "id": _kept_id(folder)} if "wandb" in run.track else {}
         trackers = {"wandb": of_wandb, "trackio": options}
         accelerator.init_trackers(folder.project, init_kwargs=trackers)
-    try:
-        yield
-    finally:
-        for tracker in accelerator.trackers:
-            tracker.finish()
 
 
 def _kept_id(folder: RunFolder) -> str:

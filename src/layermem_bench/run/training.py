@@ -3,8 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +88,7 @@ def _train(
     write_lineage(model.config, earlier.followed_by(stage))
     if accelerator.is_main_process:
         folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
+        folder.diverged.unlink(missing_ok=True)
         count = f"{model.num_parameters():,}"
         logger.info("%s, %s parameters, seed %d", type(model).__name__, count, run.seed)
     if checkpoint:
@@ -96,10 +96,15 @@ def _train(
     # Whatever making the model has drawn.
     set_seed(run.seed)
     loop = Loop(run, folder, model, learning, accelerator, checkpoint)
-    with _record_divergence(loop), loop.stop.handle_signals():
-        ended = loop.train()
-        if not ended:
-            logger.info("stopped at step %d; --resume goes on", loop.step)
+    try:
+        with loop.stop.handle_signals():
+            ended = loop.train()
+            if not ended:
+                logger.info("stopped at step %d; --resume goes on", loop.step)
+    except NotFiniteError as error:
+        if loop.is_first:
+            folder.record_divergence(run.id, loop.step, str(error))
+        raise
     if ended:
         # The last step has been saved: what stops the process now costs no training.
         if learning.evaluate:
@@ -114,19 +119,6 @@ def _end_as_in_training(model: Any, tokenizer: Any) -> None:
     if end is not None and end not in ends:
         model.generation_config.eos_token_id = [end, *ends]
         model.config.get_text_config().eos_token_id = end
-
-
-@contextmanager
-def _record_divergence(loop: Loop) -> Iterator[None]:
-    """Write a record if the block diverges; an earlier record is deleted at its beginning."""
-    if loop.is_first:
-        loop.folder.diverged.unlink(missing_ok=True)
-    try:
-        yield
-    except NotFiniteError as error:
-        if loop.is_first:
-            loop.folder.record_divergence(loop.run.id, loop.step, str(error))
-        raise
 
 
 def _save_result(loop: Loop, evaluate: Evaluate) -> None:

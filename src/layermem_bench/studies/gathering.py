@@ -1,4 +1,4 @@
-"""Labelled runs -> a result: boards, conditions, arms and what they cost, and what is missing.
+"""Labelled runs -> a result: boards, conditions, arms and what they cost.
 
 A study's runs are those that it planned, a report's those below some folders; both go the same way.
 """
@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from layermem_base.files import write_atomically
+from layermem_bench.config.parts import Labels
 from layermem_bench.config.result_files import read_result, to_json
+from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import costs_of_runs
 from layermem_bench.costs.model_sizes import trained_fields
+from layermem_bench.run.folder import RunFolder, recorded_run, unique_names
 from layermem_bench.run.setup import load_host
+from layermem_bench.studies.boards import options_of, way_of
 from layermem_bench.studies.definition import ALL_CONDITIONS, Observed, Study, Trained, metric_of
 from layermem_bench.studies.planning import Done, parameters, trials
 from layermem_bench.studies.records import (
-    AS_RECORDED,
     Labelled,
     RecordedRuns,
     check_comparable,
-    find_runs,
+    naming_damage,
+    read_run,
+    run_folders,
 )
 from layermem_bench.studies.result import (
     BY_LEVEL,
@@ -40,6 +45,8 @@ from layermem_bench.studies.result import (
 )
 
 logger = logging.getLogger(__name__)
+AS_RECORDED = "recorded"
+"""The condition of runs that no study made: they are compared as they are."""
 RESULT = "study.json"
 """File of a result in its folder."""
 STUDIES = "studies"
@@ -89,6 +96,60 @@ def gather(
         pictures=tuple(each for each in seen if isinstance(each, Picture)),
         **of_paper,
     )
+
+
+def find_runs(paths: Iterable[Path]) -> list[Labelled]:
+    """Return the labelled runs below these paths that count, with what they recorded.
+
+    A run's name is its folder's, longer where two are the same. Below a path the plain decoder's
+    come first.
+    """
+    found: dict[Path, tuple[Run, RunFolder]] = {}
+    for path in paths:
+        below = []
+        for folder in run_folders(path):
+            with naming_damage(folder):
+                run = recorded_run(folder)
+            if (labels := labels_of(run)).conditions:
+                below.append((replace(run, labels=labels), folder))
+        if not below:
+            raise FileNotFoundError(f"{path}: there is no run (config.yaml) that counts")
+        for run, folder in sorted(below, key=lambda each: each[0].labels.arm != "plain"):
+            found.setdefault(folder.path.resolve(), (run, folder))
+    if not found:
+        raise ValueError("name at least one run folder")
+    names = unique_names([path.parts for path in found])
+    return [read_run(name, *each) for name, each in zip(names, found.values(), strict=True)]
+
+
+def labels_of(run: Run) -> Labels:
+    """Return the labels of a run. One without (trained alone) is on the board PRESET (DATA), and
+    its arm is the variant with its options."""
+    known = run.labels
+    data = " ".join([run.task.name, *run.task.options]) if run.task.name else run.data.source
+    variant, options = run.variant, run.model.options
+    if run.host.model is not None:
+        variant, options = way_of(run.host), options_of(run.host)
+    return Labels(
+        board=known.board or f"{run.preset} ({data})",
+        conditions=known.conditions if known.board else (AS_RECORDED,),
+        arm=known.arm or ":".join([variant, *options]),
+    )
+
+
+def arms_of_same_seeds(runs: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, tuple[str, ...]]:
+    """Return each arm's runs in the order of seeds; none where boards or the arms' seeds differ."""
+    arms: dict[str, dict[int, str]] = {}
+    for name, (run, _) in runs.items():
+        arms.setdefault(labels_of(run).arm, {})[run.seed] = name
+    boards = {labels_of(run).board for run, _ in runs.values()}
+    seeds = {frozenset(of_arm) for of_arm in arms.values()}
+    if len(runs) < 2 or len(boards) > 1:
+        return {}
+    if len(seeds) > 1 or sum(map(len, arms.values())) < len(runs):
+        logger.warning("no means over seeds are shown: arms have different seeds, or one twice")
+        return {}
+    return {arm: tuple(of_arm[seed] for seed in sorted(of_arm)) for arm, of_arm in arms.items()}
 
 
 def gather_runs(

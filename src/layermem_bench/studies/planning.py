@@ -240,10 +240,10 @@ def choose(
     """Return what each arm of a board tried, what it takes, and the arms that diverged at every
     rate; all trials must be recorded."""
     plan = trials(board)
-    found = [recorded.read(name, run) for name, run in plan.items()]
-    check_comparable(found)
+    members = [recorded.read(name, run) for name, run in plan.items()]
+    check_comparable(members)
     losses: dict[str, list[float]] = {}
-    for record in (each.record for each in found):
+    for record in (each.record for each in members):
         # That a rate is too high for an arm, so that the run diverges, is a result.
         loss = math.inf if record.state == "diverged" else record.metrics[LOSS]
         losses.setdefault(record.arm, []).append(loss)

@@ -8,10 +8,9 @@ from itertools import combinations
 import numpy as np
 
 from layermem_bench.studies.comparing import RANKED_FROM
-from layermem_bench.studies.result import METRICS, Board, StudyResult
+from layermem_bench.studies.result import METRICS, StudyResult
 
 _DRAWS = 2000
-_MOST_UNDEFINED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +22,7 @@ class RankCorrelation:
     value: float
     ends: tuple[float, float] | None
     """Its 95% interval by a bootstrap over seeds, drawn on each board by itself. A draw has the
-    noise of seeds twice, so that it leans to 0. None: arms all tie in more than one draw of 100,
-    which then has no correlation."""
+    noise of seeds twice, so that it leans to 0. None: arms all tie in more than 1% of draws."""
     if_alike: float | None
     """What boards that rank the arms alike would exceed in 95 of 100 studies, given the noise of
     seeds: a value below shows that they rank otherwise. None: on a board arms tie, or differ by no
@@ -34,39 +32,34 @@ class RankCorrelation:
 def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
     """Return the correlations of each pair of boards, under the first condition they share, of the
     arms that have every seed on both."""
-    found = (_correlation(result, one, other) for one, other in combinations(result.boards, 2))
-    return [each for each in found if each is not None]
-
-
-def _correlation(result: StudyResult, *boards: Board) -> RankCorrelation | None:
-    """Return the correlation of two boards; None: they have none."""
-    names = {condition.name for condition in boards[1].conditions}
-    shared = [each.name for each in boards[0].conditions if each.name in names]
-    if not shared or any(board.metric not in METRICS for board in boards):
-        return None
-    of_both = [result.values(board.name, shared[0], board.metric) for board in boards]
-    seeds = set(result.seeds)
-    arms = [a for a in of_both[0] if all(seeds <= v.get(a, {}).keys() for v in of_both)]
-    if min(len(arms), len(seeds)) < RANKED_FROM:
-        return None
-    # Of which the lowest is the best.
-    signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
-    values = [
-        sign * np.array([[of_board[arm][seed] for seed in result.seeds] for arm in arms])
-        for sign, of_board in zip(signs, of_both, strict=True)
-    ]
-    value = float(_spearman(*(board.mean(-1)[None] for board in values))[0])
-    # Where all arms tie on a board, it ranks none.
-    if math.isnan(value):
-        return None
-    generator = np.random.default_rng(0)
-    return RankCorrelation(
-        boards=(boards[0].name, boards[1].name),
-        arms=len(arms),
-        value=value,
-        ends=_bootstrap(values, generator),
-        if_alike=_if_alike(values, generator),
-    )
+    found = []
+    for boards in combinations(result.boards, 2):
+        conditions = [[condition.name for condition in board.conditions] for board in boards]
+        shared = next((name for name in conditions[0] if name in conditions[1]), "")
+        of_both = [result.values(board.name, shared, board.metric) for board in boards]
+        seeds = set(result.seeds)
+        arms = [a for a in of_both[0] if all(seeds <= v.get(a, {}).keys() for v in of_both)]
+        if min(len(arms), len(seeds)) < RANKED_FROM:
+            continue
+        values = []
+        for board, of_board in zip(boards, of_both, strict=True):
+            # Of which the lowest is the best.
+            sign = -1 if METRICS[board.metric].better == "higher" else 1
+            rows = [[of_board[arm][seed] for seed in result.seeds] for arm in arms]
+            values.append(sign * np.array(rows))
+        value = float(_spearman(*(board.mean(-1)[None] for board in values))[0])
+        # Where all arms tie on a board, it ranks none.
+        if not math.isnan(value):
+            generator = np.random.default_rng(0)
+            each = RankCorrelation(
+                boards=(boards[0].name, boards[1].name),
+                arms=len(arms),
+                value=value,
+                ends=_bootstrap(values, generator),
+                if_alike=_if_alike(values, generator),
+            )
+            found.append(each)
+    return found
 
 
 def _bootstrap(
@@ -76,11 +69,8 @@ def _bootstrap(
     seeds = values[0].shape[1]
     picked = [generator.integers(seeds, size=(_DRAWS, seeds)) for _ in values]
     draws = _spearman(*(v[:, picks].mean(-1).T for v, picks in zip(values, picked, strict=True)))
-    draws = draws[~np.isnan(draws)]
-    if len(draws) < (1 - _MOST_UNDEFINED) * _DRAWS:
-        return None
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(low), float(high)
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return (float(low), float(high)) if np.isnan(draws).mean() <= 0.01 else None
 
 
 def _spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:

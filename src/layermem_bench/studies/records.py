@@ -1,8 +1,7 @@
-"""Run folders -> labelled runs: which count, where they stand, and what they recorded.
+"""Run folders -> rows of runs with their labels: where each stands, and what it recorded.
 
-A study's runs are those that it planned, a report's those below some folders; from their labels on,
-both go the same way. Only a run that reported a number that is not finite has diverged. One that
-was killed, or failed in any other way, has not: it says nothing about what it was run for.
+Only a run that reported a number that is not finite has diverged. One that was killed, or failed in
+any other way, has not: it says nothing about what it was run for.
 """
 
 import logging
@@ -26,7 +25,6 @@ from layermem_bench.run.folder import (
     fields_digest,
     read_config,
     recorded_run,
-    unique_names,
 )
 from layermem_bench.run.run_config import check_same_run
 from layermem_bench.studies.result import (
@@ -39,8 +37,6 @@ from layermem_bench.studies.result import (
     Validation,
 )
 
-AS_RECORDED = "recorded"
-"""The condition of runs that no study made: they are compared as they are."""
 NOTE = "-- study: "
 """What begins a line of ERRORS that the run did not write itself."""
 logger = logging.getLogger(__name__)
@@ -82,58 +78,17 @@ class RecordedRuns:
 
     def read(self, name: str, run: Run) -> Labelled:
         """Return a planned run with what it recorded, wherever it lies and stands."""
-        return _read(name, run, self.folder_of(name, run))
+        return read_run(name, run, self.folder_of(name, run))
 
 
-def find_runs(paths: Iterable[Path]) -> list[Labelled]:
-    """Return the labelled runs below these paths that count, with what they recorded.
-
-    A run's name is its folder's, longer where two are the same. Below a path the plain decoder's
-    come first.
-    """
-    found: dict[Path, tuple[Run, RunFolder]] = {}
-    for path in paths:
-        below = []
-        for folder in run_folders(path):
-            with naming_damage(folder):
-                run = recorded_run(folder)
-            if (labels := labels_of(run)).conditions:
-                below.append((replace(run, labels=labels), folder))
-        if not below:
-            raise FileNotFoundError(f"{path}: there is no run (config.yaml) that counts")
-        for run, folder in sorted(below, key=lambda each: each[0].labels.arm != "plain"):
-            found.setdefault(folder.path.resolve(), (run, folder))
-    if not found:
-        raise ValueError("name at least one run folder")
-    names = unique_names([path.parts for path in found])
-    return [_read(name, *each) for name, each in zip(names, found.values(), strict=True)]
-
-
-def _read(name: str, run: Run, folder: RunFolder) -> Labelled:
+def read_run(name: str, run: Run, folder: RunFolder) -> Labelled:
+    """Return a run with what it recorded in a folder."""
     return Labelled(run=run, folder=folder, record=read_record(name, run, folder))
 
 
 def run_folders(root: Path) -> list[RunFolder]:
     """Return the run folders at a path and below it."""
     return [RunFolder(config.parent) for config in sorted(root.rglob(RunFolder(root).config.name))]
-
-
-def labels_of(run: Run) -> Labels:
-    """Return the labels of a run. One without (trained alone) is on the board PRESET (DATA), and
-    its arm is the variant with its options."""
-    known = run.labels
-    data = " ".join([run.task.name, *run.task.options]) if run.task.name else run.data.source
-    variant, options = run.variant, run.model.options
-    if run.host.model is not None:
-        # Only here: boards are planned from what is recorded.
-        from layermem_bench.studies.boards import options_of, way_of
-
-        variant, options = way_of(run.host), options_of(run.host)
-    return Labels(
-        board=known.board or f"{run.preset} ({data})",
-        conditions=known.conditions if known.board else (AS_RECORDED,),
-        arm=known.arm or ":".join([variant, *options]),
-    )
 
 
 def add_labels(folder: RunFolder, labels: Labels) -> None:
@@ -148,21 +103,6 @@ def add_labels(folder: RunFolder, labels: Labels) -> None:
         about["digest"] = fields_digest(config)
         content = yaml.safe_dump({**config, "about": about}, sort_keys=False)
         write_atomically(folder.config, content)
-
-
-def arms_of_same_seeds(runs: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, tuple[str, ...]]:
-    """Return each arm's runs in the order of seeds; none where boards or the arms' seeds differ."""
-    arms: dict[str, dict[int, str]] = {}
-    for name, (run, _) in runs.items():
-        arms.setdefault(labels_of(run).arm, {})[run.seed] = name
-    boards = {labels_of(run).board for run, _ in runs.values()}
-    seeds = {frozenset(of_arm) for of_arm in arms.values()}
-    if len(runs) < 2 or len(boards) > 1:
-        return {}
-    if len(seeds) > 1 or sum(map(len, arms.values())) < len(runs):
-        logger.warning("no means over seeds are shown: arms have different seeds, or one twice")
-        return {}
-    return {arm: tuple(of_arm[seed] for seed in sorted(of_arm)) for arm, of_arm in arms.items()}
 
 
 def check_comparable(members: Iterable[Labelled]) -> None:

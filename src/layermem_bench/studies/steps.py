@@ -4,7 +4,6 @@ The file of measured times stays, as numbers of steps at equal time follow from 
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -92,7 +91,8 @@ def measured_steps(board: Board, out: Path) -> MeasuredSteps:
     missing = [arm for arm in arms if arm not in steps.ratios]
     if not missing:
         return steps
-    times = time_steps({arm: arms[arm] for arm in arms if arm in (first, *missing)}, shape)
+    timed = {arm: make_step(arms[arm], shape) for arm in arms if arm in (first, *missing)}
+    times = time_interleaved(timed, _ROUNDS, shape.device, warm_up=shape.warm_up)
     seconds, ratios, digests = dict(steps.seconds), dict(steps.ratios), dict(steps.arms)
     for arm in missing:
         ratios[arm] = median(a / b for a, b in zip(times[arm], times[first], strict=True))
@@ -107,17 +107,6 @@ def measured_steps(board: Board, out: Path) -> MeasuredSteps:
 
 def _runs_of(board: Board) -> dict[str, Run]:
     return {arm.name: arm.change(board.base) for arm in board.arms}
-
-
-def time_steps(runs: Mapping[str, Run], shape: Shape) -> dict[str, list[float]]:
-    """Return the seconds of one thread, or of the GPU, of a step of each run, round by round."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        steps = {name: make_step(run, shape) for name, run in runs.items()}
-        return time_interleaved(steps, _ROUNDS, shape.device, warm_up=shape.warm_up)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def step_facts(run: Run) -> tuple[Any, ...]:

@@ -161,7 +161,10 @@ class Blocks(Dataset[dict[str, Tensor]]):
         ids = torch.from_numpy(self.tokens[start : start + self.block_size].astype(np.int64))
         if not self.isolate:
             return {"input_ids": ids, "labels": ids.clone()}
-        positions = _positions_in_documents(ids == self.prepared.end)
+        # Positions count from zero again after every end token.
+        places, starts = torch.arange(self.block_size), torch.zeros_like(ids)
+        starts[1:] = torch.where(ids[:-1] == self.prepared.end, places[1:], 0)
+        positions = places - starts.cummax(0).values
         # A document's first token cannot be predicted from the document before it.
         labels = ids.masked_fill(positions == 0, -100)
         return {"input_ids": ids, "labels": labels, "position_ids": positions}
@@ -174,11 +177,3 @@ class Blocks(Dataset[dict[str, Tensor]]):
     def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Stack blocks into a batch [B, T]; nothing is padded, so there is no attention mask."""
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
-
-
-def _positions_in_documents(is_end: Tensor) -> Tensor:
-    """Return positions that count from zero again after every end token."""
-    places = torch.arange(len(is_end))
-    starts = torch.zeros_like(places)
-    starts[1:] = torch.where(is_end[:-1], places[1:], 0)
-    return places - starts.cummax(0).values

@@ -18,12 +18,11 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import numpy as np
 from filelock import FileLock
@@ -94,21 +93,22 @@ def _make(
 ) -> None:
     """Have tasks write their tokens, and put them in a row."""
     parts = folder.with_name(f".parts-{folder.name}" + f"-of-{tasks}" * (tasks > 1))
-    share = 0.0 if config.validation else config.validation_share
-    step = Writing(
-        folder=parts,
-        sources=sources,
-        share=share,
-        most=config.max_documents,
-        held_out=frozenset(_held_out(sources, share, config.max_documents)),
-        tokenizer=tokenizer,
-    )
+    held_out = frozenset(_held_out(config, sources))
+
+    # The one step of a pipeline of datatrove; as a function it is named in its logs, not written.
+    def write(data: Iterable[Any] | None = None, rank: int = 0, tasks: int = 1) -> None:
+        if tasks > 1:
+            # A task has one core; another thread for each would be in the way of other tasks.
+            os.environ["RAYON_NUM_THREADS"] = "1"
+        texts = _divided(config, sources, held_out, rank, tasks)
+        _write(parts / f"{rank:05d}", texts, tokenizer)
+
     try:
         if tasks == 1:
-            step()
+            write()
         else:
-            _run_by_datatrove(step, tasks, workers)
-        whole = _join([step.folder_of(rank) for rank in range(tasks)], parts / "whole")
+            _run_by_datatrove(write, parts / "logs", tasks, workers)
+        whole = _join([parts / f"{rank:05d}" for rank in range(tasks)], parts / "whole")
         if empty := [split for split in SPLITS if not Prepared.read(whole, split).documents]:
             raise ValueError(
                 f"{config.source} has no document for {empty[0]} beside copies of what validates: "
@@ -122,99 +122,76 @@ def _make(
             shutil.rmtree(parts, ignore_errors=True)
 
 
-def _held_out(sources: Sequence[Source], share: float, most: int | None) -> Iterator[int]:
-    """Yield hashes of the documents that are held out; of a share of a streamed dataset none, as
-    it would be fetched twice."""
-    learnt, *own = sources
-    texts: Iterable[str] = own[0] if own else ()
-    if not own and not (isinstance(learnt, HubDataset) and learnt.how.streaming):
-        parts = islice(learnt.parts(), most)
-        texts = (text for text, first in parts if hash_to_unit_interval(first) < share)
-    return map(hash_text, filter(None, texts))
-
-
-def _run_by_datatrove(step: "Writing", tasks: int, workers: int) -> None:
+def _run_by_datatrove(step: Callable[..., None], logs: Path, tasks: int, workers: int) -> None:
     """Have datatrove run tasks, but those that it has marked as ended; their errors are raised."""
     if importlib.util.find_spec("datatrove") is None:
         raise ValueError('--tasks needs datatrove: pip install "layermem[scale]"')
     from datatrove.executor import LocalPipelineExecutor
 
-    logs = str(step.folder / "logs")
-    LocalPipelineExecutor([step], tasks, min(tasks, workers), logging_dir=logs).run()
+    LocalPipelineExecutor([step], tasks, min(tasks, workers), logging_dir=str(logs)).run()
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Writing:
-    """What each task does: it writes the tokens of its slice of a text."""
+def _held_out(config: Data, sources: Sequence[Source]) -> Iterator[int]:
+    """Yield hashes of the documents that are held out; of a share of a streamed dataset none, as
+    it would be fetched twice."""
+    learnt, *own = sources
+    texts: Iterable[str] = own[0] if own else ()
+    if not own and not (isinstance(learnt, HubDataset) and config.streaming):
+        parts = islice(learnt.parts(), config.max_documents)
+        share = config.validation_share
+        texts = (text for text, first in parts if hash_to_unit_interval(first) < share)
+    return map(hash_text, filter(None, texts))
 
-    folder: Path
-    sources: Sequence[Source]
-    """The text that is learnt and, where it has a source of its own, that of validation."""
-    share: float
-    """Share of the documents of the text that is learnt that are held out for validation."""
-    most: int | None
-    """Most parts of documents that are read by a single task; None: all."""
-    held_out: frozenset[int]
-    """Hashes of the documents of validation."""
-    tokenizer: Any
 
-    def folder_of(self, rank: int) -> Path:
-        """Return the folder of a task."""
-        return self.folder / f"{rank:05d}"
+def _divided(
+    config: Data, sources: Sequence[Source], held_out: Set[int], rank: int, tasks: int
+) -> Iterator[Part]:
+    """Yield each text of a task's slice with its split. Of a document that is cut, the first part
+    decides; copies of documents that are held out are left out of training.
 
-    def __call__(self, data: Iterable[Any] | None = None, rank: int = 0, tasks: int = 1) -> None:
-        """Write the tokens of a task, as the one step of a pipeline of datatrove."""
-        if tasks > 1:
-            # A task has one core; another thread for each would be in the way of other tasks.
-            os.environ["RAYON_NUM_THREADS"] = "1"
-        folder = self.folder_of(rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        encode, dtype = batch_encoder(self.tokenizer), id_dtype(self.tokenizer)
-        end = self.tokenizer.eos_token_id
-        end_bytes = np.array([end], dtype).tobytes()
-        tokens, documents = Counter[str](), Counter[str]()
-        sketches = {split: Sketch() for split in SPLITS}
-        with ExitStack() as stack:
-            files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
-            # None: a progress bar in a terminal, nothing in a pipe.
-            bar = stack.enter_context(tqdm(unit=" tokens", unit_scale=True, disable=None))
-            for batch in _batches(self._divided(rank, tasks)):
-                documents.update(split for _, split in batch)
-                batch = [(text, split) for text, split in batch if split in SPLITS]
-                encoded = encode([text for text, _ in batch])
-                for (text, split), ids in zip(batch, encoded, strict=True):
-                    files[split].write(ids.tobytes() + end_bytes)
-                    tokens[split] += len(ids) + 1
-                    sketches[split].add(hash_text(text))
-                bar.update(sum(map(len, encoded)))
-        meta = {
-            split: {
-                "tokens": tokens[split],
-                "documents": documents[split],
-                "left_out": documents["left_out"] if split == "train" else 0,
-                "dtype": np.dtype(dtype).name,
-                "end": end,
-                "sketch": sketches[split].to_text(),
-            }
-            for split in SPLITS
+    White space counts for the split, as it did when runs were recorded, and not for copies.
+    """
+    learnt, *own = sources
+    for text, first in islice(learnt.parts(rank, tasks), config.max_documents):
+        if not own and hash_to_unit_interval(first) < config.validation_share:
+            yield text, "valid"
+        else:
+            yield text, "left_out" if hash_text(text) in held_out else "train"
+    for source in own:
+        yield from ((text, "valid") for text, _ in source.parts(rank, tasks))
+
+
+def _write(folder: Path, texts: Iterable[Part], tokenizer: Any) -> None:
+    """Write the tokens of texts, and what they are, to a folder of the form that is read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encode, dtype, end = batch_encoder(tokenizer), id_dtype(tokenizer), tokenizer.eos_token_id
+    tokens, documents = Counter[str](), Counter[str]()
+    sketches = {split: Sketch() for split in SPLITS}
+    with ExitStack() as stack:
+        files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
+        # None: a progress bar in a terminal, nothing in a pipe.
+        bar = stack.enter_context(tqdm(unit=" tokens", unit_scale=True, disable=None))
+        for batch in _batches(texts):
+            documents.update(split for _, split in batch)
+            batch = [(text, split) for text, split in batch if split in SPLITS]
+            encoded = encode([text for text, _ in batch])
+            for (text, split), ids in zip(batch, encoded, strict=True):
+                files[split].write(np.append(ids, np.array(end, dtype)).tobytes())
+                tokens[split] += len(ids) + 1
+                sketches[split].add(hash_text(text))
+            bar.update(sum(map(len, encoded)))
+    meta = {
+        split: {
+            "tokens": tokens[split],
+            "documents": documents[split],
+            "left_out": documents["left_out"] if split == "train" else 0,
+            "dtype": np.dtype(dtype).name,
+            "end": end,
+            "sketch": sketches[split].to_text(),
         }
-        write_atomically(folder / META, json.dumps(meta, indent=1))
-
-    def _divided(self, rank: int, tasks: int) -> Iterator[Part]:
-        """Yield each text of a slice with its split. Of a document that is cut, the first part
-        decides; copies of documents that are held out are left out of training.
-
-        White space counts for the split, as it did when runs were recorded, and not for copies.
-        """
-        learnt, *own = self.sources
-        for text, first in islice(learnt.parts(rank, tasks), self.most):
-            if hash_to_unit_interval(first) < self.share:
-                yield text, "valid"
-            else:
-                yield text, "left_out" if hash_text(text) in self.held_out else "train"
-        for source in own:
-            yield from ((text, "valid") for text, _ in source.parts(rank, tasks))
+        for split in SPLITS
+    }
+    write_atomically(folder / META, json.dumps(meta, indent=1))
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:

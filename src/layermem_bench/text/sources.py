@@ -44,24 +44,19 @@ _SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
 class Source(ABC):
     """Documents, and a fingerprint that distinguishes them from others."""
 
-    single_document = False
-    """Whether the source is one document, so that only its parts can be divided into splits."""
-
     def __iter__(self) -> Iterator[str]:
         """Yield one text after the other, none longer than ``MAX_CHARACTERS``."""
         return (text for text, _ in self.parts())
 
     def parts(self, rank: int = 0, tasks: int = 1) -> Iterator[tuple[str, str]]:
-        """Yield each text with the first part of its document, by which parts stay together.
-
-        A document of the parts A, B and C yields (A, A), (B, A) and (C, A). The parts of a single
-        document need not stay together and yield (A, A), (B, B) and (C, C). Of several ``tasks``
+        """Yield each text with the first part of its document, by which parts stay together: a
+        document of the parts A, B and C yields (A, A), (B, A) and (C, A). Of several ``tasks``
         each yields its slice of the documents: in a row they are those of one task.
         """
         for document in self._documents(rank, tasks):
             first: str | None = None
             for text in document:
-                first = text if first is None or self.single_document else first
+                first = text if first is None else first
                 yield text, first
 
     @abstractmethod
@@ -101,19 +96,17 @@ class LocalFiles(Source):
 
     def __init__(self, paths: list[Path], text_field: str) -> None:
         self.paths, self.text_field = paths, text_field
-        self.single_document = [_unit_of(path) for path in paths] == ["file"]
 
     def _documents(self, rank: int, tasks: int) -> Iterator[Iterable[str]]:
-        """Yield the documents of the files whose first byte is in a slice of all bytes."""
-        total, place = sum(path.stat().st_size for path in self.paths), 0
-        for path in self.paths:
-            if total * rank // tasks <= place < total * (rank + 1) // tasks:
-                yield from self._documents_of(path)
-            place += path.stat().st_size
+        count = len(self.paths)
+        for path in self.paths[count * rank // tasks : count * (rank + 1) // tasks]:
+            yield from self._documents_of(path)
 
     def _documents_of(self, path: Path) -> Iterator[Iterable[str]]:
         if _unit_of(path) == "file":
-            yield _naming(path, _parts_of_file(path))
+            parts = _naming(path, _parts_of_file(path))
+            # Of a single file each part is a document: nothing else could be divided into splits.
+            yield from ([part] for part in parts) if len(self.paths) == 1 else [parts]
             return
         records = _lines(path) if _unit_of(path) == "line" else _rows(path, self.text_field)
         texts = (_text_of(value, self.text_field, where) for value, where in records)
@@ -235,9 +228,7 @@ def _text_of(value: Any, field: str, where: str) -> str:
 
 def _open(path: Path) -> IO[bytes]:
     """Return a file's content, of all members of a compressed file."""
-    opening: dict[str, Callable[[Path], Any]]
-    opening = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
-    return opening.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path)
+    return _OPENING.get(path.suffix.lower(), lambda plain: plain.open("rb"))(path)
 
 
 def _open_zstandard(path: Path) -> io.BufferedReader:
@@ -247,11 +238,14 @@ def _open_zstandard(path: Path) -> io.BufferedReader:
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
+_OPENING: dict[str, Callable[[Path], Any]]
+_OPENING = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstandard}
+
+
 def _kind_of(path: Path) -> str:
     """Return the suffix without a compression's, in small letters: ``.jsonl`` of ``a.JSONL.gz``."""
     suffix = path.suffix.lower()
-    compressed = suffix in (".gz", ".bz2", ".xz", ".zst")
-    return Path(path.stem).suffix.lower() if compressed else suffix
+    return Path(path.stem).suffix.lower() if suffix in _OPENING else suffix
 
 
 def _unit_of(path: Path) -> str:
