@@ -52,30 +52,23 @@ class MadeUp(InThisProcess):
     """Records runs instead of training them.
 
     ``does``: from a run to "ends", "diverges", or what it says as it fails. ``loss``: from a run to
-    its last validation loss; ``right``: to what it solves of ``count`` problems. ``runs`` are those
+    its last validation loss; ``right``: to the share that it solves. ``runs`` are those
     launched.
     """
 
     def __init__(self, loss=lambda run: 0.5, does=lambda run: "ends", right=lambda run: None):
         super().__init__()
         self.loss, self.does, self.right, self.runs = loss, does, right, []
-        self.count = 20
 
     def train(self, run, folder):
         self.runs.append(run)
         did = self.does(run)
         folder.metrics.unlink(missing_ok=True)
         if did == "ends":
-            right = self.right(run)
-            record(
-                folder.path, run=run, final=self.loss(run), right=right, rows=1, count=self.count
-            )
+            record(folder.path, run=run, final=self.loss(run), right=self.right(run), rows=1)
             return 0
         if did == "diverges":
             record(folder.path, run=run, rows=1, diverged=5)
-        elif did == "mixed":
-            for _ in range(2):
-                record(folder.path, run=run, ended=False)
         else:
             with (folder.path / ERRORS).open("a") as log:
                 log.write(f"{did}\n")

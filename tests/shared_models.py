@@ -53,19 +53,17 @@ CASES = {
     "lime+hyper_connections": ("lime+hyper_connections", {}),
     "lime+mudd": ("lime+mudd", {}),
 }
-# It trains, and is refused without gradients: no case of the tests that generate.
-TRAINING_ALONE = {"lime_hidden": ("lime_hidden", {})}
 # The variants whose processes attend with heads of their own, where these can be shared evenly.
 OF_OWN_HEADS = ("plain", "lime", "lime_half", "lime+hyper_connections", "lime+mudd")
 
 
 def a_config(case, **more):
-    variant, fields = {**CASES, **TRAINING_ALONE}[case]
+    variant, fields = CASES[case]
     return lookup(variant).config(**{**SIZES, **fields, **more})
 
 
 def a_model(case, **more):
-    variant, fields = {**CASES, **TRAINING_ALONE}[case]
+    variant, fields = CASES[case]
     entry = lookup(variant)
     model_class = entry.sequence_classification if "num_labels" in fields else entry.causal_lm
     model = make(model_class, a_config(case, **more)).double()

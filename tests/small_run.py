@@ -18,7 +18,7 @@ SUMS = Task(
     validation=5,
     test=6,
     options=(
-        *("operands=2", "operators=+", "operand_max=20", "value_max=40", "trivial=1.0"),
+        *("operands=2", "operand_max=20", "value_max=40", "trivial=1.0"),
         "held_out=strict",
     ),
 )

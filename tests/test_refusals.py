@@ -39,7 +39,6 @@ REFUSED = [
     ("study tiny-lm,aet-44", "aet-44"),
     ("study tiny-mqar,mqar", "tiny-mqar, tiny-mqar"),
     ("study paper/table7 --conditions time", "--conditions"),
-    ("study tiny-lm --model.pretrained p --model.hidden-size 48", "hidden_size"),
     ("study paper/table77", "table7"),
     ("eval model", "--tasks"),
     ("eval ./model --tasks arithmetic", "./model"),

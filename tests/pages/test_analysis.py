@@ -47,7 +47,7 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
     about, layers = parts[0].tables
     assert about.rows[0] == ["lime", "Lime", "2", "16", "9", "lime-id"]
     assert len(layers.rows) == 2
-    assert parts[4].tables[0].rows == [["1", "50.0%", "2.00", "0"]]
+    assert parts[4].tables[0].rows == [["0", "0.0%", "1.00", "0"], ["1", "50.0%", "2.00", "0, 1"]]
     assert [len(part.figures) for part in parts[1:5]] == [2, 4, 10, 2]
     names = [figure.caption.partition(":")[0] for figure in parts[9].figures]
     assert names == ["apart, key", "apart, value", "apart's heads, layer 1"]

@@ -13,7 +13,6 @@ from layermem_bench.config.run import Labels, Run
 from layermem_bench.presets import get_preset
 from layermem_bench.studies.boards import (
     RECIPE,
-    arms_of_variants,
     as_named_arm,
     board_of,
     open_boards,
@@ -88,7 +87,7 @@ def test_an_arm_without_the_projections_of_the_pretrained_model_is_refused(arm, 
 
 def test_a_rate_of_routers_is_that_of_the_arms_that_have_some():
     base = replace(RUN, optim=replace(RUN.optim, router_lr=0.5))
-    arms = arms_of_variants("plain,lime,lime:router=average,mudd", base)
+    arms = board_of(base, "plain,lime,lime:router=average,mudd").arms
     rates = {arm.name: arm.change(base).optim.router_lr for arm in arms}
     assert rates == {"plain": None, "lime": 0.5, "lime:router=average": None, "mudd": 0.5}
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import yaml
 from launchers import InThisProcess, MadeUp, use
-from layermem_bench.cli.options import resolve_run
 from recorded import SIZES, record
 from small_run import a_run
 
 from layermem_bench import cli
+from layermem_bench.cli.options import resolve_run
 from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Labels, to_dict
 from layermem_bench.run.folder import RunFolder, load_run

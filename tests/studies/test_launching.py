@@ -170,14 +170,3 @@ def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path,
     with hands:
         train_missing({"one": RUN}, tmp_path, late)
     assert folder.final.exists() and late.begun == ["one"] and len(naps) == 3
-
-
-def test_an_executor_with_room_gets_all_runs_at_once(tmp_path):
-    """As an array of jobs of a cluster would be."""
-    made_up = MadeUp()
-    made_up.room = lambda: 100
-    batches, start = [], made_up.start
-    made_up.start = lambda commands: (batches.append([*commands]), start(commands))
-    runs = {f"s{seed}": replace(RUN, seed=seed) for seed in range(5)}
-    train_missing(runs, tmp_path, made_up)
-    assert batches[0] == [*runs] and not any(batches[1:])

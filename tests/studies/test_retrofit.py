@@ -1,6 +1,5 @@
 """`layermem study retrofit`: ways of going on training one model."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -26,45 +25,34 @@ SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "apart": 1.0, "all": 2.0}
 NAME = "retrofit-llama"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("retrofits")
-    tokens = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
-    make_host("llama", **tokens).save_pretrained(path / "llama")
-    load_tokenizer("bytes").save_pretrained(path / "llama")
-    texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    (path / "words.jsonl").write_text(lines)
-    return path
-
-
 @pytest.fixture
-def here(monkeypatch):
-    """Train in this process, and time steps with made-up seconds; return the launcher."""
+def asked(tmp_path):
+    """Return a command of runs of four steps on a host and a text of their own."""
+    tokens = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
+    make_host("llama", **tokens).save_pretrained(tmp_path / "llama")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "llama")
+    texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
+    (tmp_path / "words.txt").write_text("\n\n".join(texts))
+    return (
+        f"study retrofit {tmp_path}/llama --data.source {tmp_path}/words.txt --max-steps 4 "
+        "--data.validation-share 0.2 --data.block-size 24 --optim.batch-size 8 "
+        f"--compute.micro-batch 4 --compute.precision float32 --data.cache {tmp_path}/cache "
+        f"--rates 1e-3 1e-2 --router-rates 1e-2 --seeds 1 --out {tmp_path}/out"
+    ).split()
 
-    def made_up(of_arms, repeats, device, warm_up):
-        # The steps themselves can be taken.
-        real = time_interleaved(of_arms, 1, device)
-        assert all(values[0] > 0 for values in real.values())
-        return {way: [SECONDS[way]] * repeats for way in of_arms}
 
-    monkeypatch.setattr(steps, "time_interleaved", made_up)
-    return use(InThisProcess(), monkeypatch)
-
-
-def arguments(folder, out, *more):
-    text = ["--data.source", str(folder / "words.jsonl"), "--data.validation-share", "0.2"]
-    sizes = ["--data.block-size", "24", "--optim.batch-size", "8", "--compute.micro-batch", "4"]
-    rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "1"]
-    rest = ["--compute.precision", "float32", "--data.cache", str(folder / "cache")]
-    rest += ["--max-steps", "4", "--out", str(out)]
-    return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
+def made_up_seconds(of_arms, repeats, device, warm_up):
+    """Return made-up seconds of steps that can be taken."""
+    real = time_interleaved(of_arms, 1, device)
+    assert all(values[0] > 0 for values in real.values())
+    return {way: [SECONDS[way]] * repeats for way in of_arms}
 
 
 @pytest.mark.slow
-def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, monkeypatch):
-    out = tmp_path / "out"
-    cli.main(arguments(folder, out))
+def test_all_ways_meet_at_equal_tokens_and_equal_time(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "time_interleaved", made_up_seconds)
+    here, out = use(InThisProcess(), monkeypatch), tmp_path / "out"
+    cli.main(asked)
     result = read_result(StudyResult, out / "studies" / NAME)
     (board,) = result.boards
     # Two rates of three ways, routers alone have one; five ways; at equal time two of them are of
@@ -84,7 +72,7 @@ def test_all_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, mo
     assert all(run.validations[0].val_loss == board.before for run in result.of(NAME, "tokens"))
     # Nothing is trained again; more seeds train what is missing.
     made_up = use(MadeUp(), monkeypatch)
-    cli.main(arguments(folder, out, "--seeds", "2"))
+    cli.main([*asked, "--seeds", "2"])
     assert len(made_up.begun) == 5 + 2 and {run.seed for run in made_up.runs} == {1}
 
 

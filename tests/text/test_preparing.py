@@ -119,26 +119,6 @@ def test_what_validates_is_left_out_of_training_and_counted(tmp_path, caplog):
         assert [each.args[0] for each in caplog.records if each.levelname == "WARNING"] == ["9"]
 
 
-@pytest.mark.parametrize(
-    ("source", "validation", "read", "held"),
-    [
-        ("a", "a:test", "a small train", "a small test"),
-        ("a:train", "b", "a small train", "b - train"),
-    ],
-)
-def test_validation_is_another_split_or_dataset(
-    tmp_path, monkeypatch, source, validation, read, held
-):
-    import datasets
-
-    def load_dataset(name, subset, *, split, streaming, revision):
-        return datasets.Dataset.from_dict({"text": [f"{name} {subset or '-'} {split}"]})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    asked = Data(source=source, subset="small", validation=validation, cache=str(tmp_path))
-    assert [documents(split) for split in prepare(asked, BYTES)] == [[read], [held]]
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
 def test_a_long_document_is_cut_and_its_parts_stay_together(tmp_path, monkeypatch, kind):
     """But those of a single file, which is nothing else that could be divided. Tokenized whole, a

