@@ -231,7 +231,7 @@ def caches(record: str, text: str) -> str:
     """Draw the loss of a record's arms on a text against what their caches hold."""
     result = study(record)
     (board,) = result.boards
-    held = {arm: cache.held for point in board.costs for arm, cache in point.cache.items()}
+    held = {cost.arm: cost.cached for cost in board.costs}
     points = {
         line.arm: (2.0 * held[line.arm], line.mean)
         for line in lines_of(result, board, board.conditions[0], LOSS)

@@ -15,7 +15,6 @@ from layermem_bench.analysis.result import (
     Routing,
 )
 from layermem_bench.config.run import Model, Run, Task, to_dict
-from layermem_bench.costs.result import Cost, CostPoint
 from layermem_bench.run.folder import RunFolder
 
 SIZES = Model(
@@ -60,19 +59,6 @@ def record(path, *, final=0.5, right=None, ended=True, rows=4, count=20, **chang
         result = {"chance": 0.1, "faults": {}, "by": by, "count": count, "run_id": run.id, **shares}
         folder.result.write_text(json.dumps(result))
     return folder.path
-
-
-def a_point(layers, width=8, preset="p", **more):
-    """Return costs at one size: "a" takes ``layers`` FLOPs more than plain, "b" twice as many."""
-    flops = {"plain": 100.0, "a": 100.0 + layers, "b": 100.0 + 2 * layers}
-    counted = {
-        arm: dict.fromkeys(
-            ("honest", "paper"), Cost(parameters=1000, forward=forward, training=3 * forward)
-        )
-        for arm, forward in flops.items()
-    }
-    sizes = {"heads": 2, "kv_heads": 2, "tokens": 4, "counted": counted, **more}
-    return CostPoint(preset=preset, layers=layers, width=width, **sizes)
 
 
 def an_analysis(words, lime=None, plain=None):

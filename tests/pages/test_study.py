@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 from made_up import a_comparison, a_result
-from recorded import a_point, record
+from recorded import record
 
 from layermem_bench import cli
+from layermem_bench.costs.closed_forms import count_cost
 from layermem_bench.pages import study as report
 from layermem_bench.pages import study_tables as tables
+from layermem_bench.presets import get_preset
 from layermem_bench.studies.result import (
     MeasuredSteps,
     Metric,
@@ -130,7 +132,7 @@ def test_a_page_has_every_table_its_forest_plot_curves_costs_and_runs():
     values = {"plain": (2.0, 2.1, None), "lime": (1.1, 1.0, 1.2)}
     result = a_comparison(values, boards=("a", "b"), conditions=("tokens", "time"))
     curve = (Validation(step=1, val_loss=3.0, tokens=10.0, flops=7.0),)
-    costs = (a_point(1),)
+    costs = (count_cost("lime", replace(get_preset("tiny-aet-4"), variant="lime")),)
     result = replace(
         result,
         notes=("A note.",),
@@ -150,7 +152,7 @@ def test_a_page_has_every_table_its_forest_plot_curves_costs_and_runs():
         "validation loss by tokens",
         "validation loss by training FLOPs",
     ]
-    assert len(sections["What it costs: a"].tables) == 1
+    assert len(sections["What it costs: a"].tables) == 2
     assert page.lead == f"{report.sentence(result)} Runs: 10 ended, 2 diverged."
     assert sections["The runs"].paragraphs == ("A note.",) and len(report.tables(result)) == 4
     # Of one pair there is no interval to draw.

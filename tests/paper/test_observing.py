@@ -17,7 +17,7 @@ from layermem_bench import cli
 from layermem_bench.analysis import analyze
 from layermem_bench.analysis.result import Layout
 from layermem_bench.config.result_files import read_result
-from layermem_bench.costs.result import Measurement
+from layermem_bench.costs.measuring import Measurement
 from layermem_bench.evals import evaluating
 from layermem_bench.evals.result import Row, Score
 from layermem_bench.paper import artefact as artefact_module

@@ -1,6 +1,5 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,14 @@ from layermem_bench.cli.screen import format_plainly, screen, show
 if TYPE_CHECKING:
     from layermem_bench.pages.page import Table
 
+_FAMILY = "paper-1b-gqa"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListAny:
     """Show what there is, those of plugins too: presets with what they cost as the plain decoder,
-    variants with what they add at the shape of paper-1b-gqa, tasks, evals (evaluation tasks:
-    which have records, which need the hub) or studies (the paper's artefacts with where they
-    stand, and those of plugins). `layermem list tasks arithmetic` shows problems of a task."""
+    variants with what they add, tasks, evals (evaluation tasks: which have records, which need
+    the hub) or studies (the paper's artefacts with where they stand)."""
 
     kind: tyro.conf.Positional[Literal["presets", "variants", "tasks", "evals", "studies"]]
     """What is shown."""
@@ -30,8 +30,6 @@ class ListAny:
     """Problems of a task to describe."""
     show: int = number(3, at_least(0))
     """Problems of a task to print."""
-    split: Literal["train", "validation", "test"] = "train"
-    """Split of a task's problems."""
     task_options: tuple[str, ...] = ()
     """What a task is made of, each NAME=VALUE; `layermem list tasks` shows which there are."""
     records: tuple[str, ...] = ()
@@ -49,7 +47,7 @@ def _presets(options: ListAny) -> "Table":
     rows = list[list[Any]]()
     for name in presets.names():
         try:
-            cost = run_cost(presets.get_preset(name))
+            cost = run_cost(presets.get_preset(name), as_plain=True)
         # A plugin's function may raise anything: the others are listed all the same.
         except Exception as error:
             rows.append([name, "", "", "", f"cannot be trained: {error}"])
@@ -57,38 +55,22 @@ def _presets(options: ListAny) -> "Table":
         numbers = [with_unit(cost.parameters, 3), with_unit(cost.tokens, 3), f"{cost.flops:.1e}"]
         rows.append([name, *numbers, presets.description(name)])
     header = ["preset", "parameters", "tokens", "FLOPs", "what it is"]
-    caption = f"Parameters and FLOPs: of plain. Variants: {', '.join(_variant_names())}"
-    return Table(header=header, rows=rows, caption=caption)
-
-
-def _variant_names() -> list[str]:
-    """Return the names of the variants, as recorded where nobody has imported them yet."""
-    from layermem_bench.costs.variant_facts import read_facts
-
-    registry = sys.modules.get("layermem.models.registry")
-    return (
-        [row["variant"] for row in read_facts()] if registry is None else registry.list_variants()
-    )
+    return Table(header=header, rows=rows, caption="Parameters and FLOPs: of the plain decoder.")
 
 
 def _variants(options: ListAny) -> "Table":
-    from layermem_bench.costs.variant_facts import PRESET, find_facts, read_facts, table_of
+    from layermem_bench.costs.closed_forms import count_family
+    from layermem_bench.costs.model_sizes import model_sizes
     from layermem_bench.pages.page import Table
+    from layermem_bench.presets import get_preset
 
-    facts = read_facts()
-    if others := sorted({*_variant_names()} - {row["variant"] for row in facts}):
-        from layermem_bench.costs.model_sizes import model_sizes
-        from layermem_bench.presets import get_preset
-
-        facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
+    rows = count_family(model_sizes(get_preset(_FAMILY))[0])
     caption = (
-        f"At the shape of the preset {PRESET}, default fields: parameters and forward FLOPs a "
-        "token beyond the plain decoder's; bytes in bfloat16 that a layer hands to later ones, and "
-        "that the cache holds, for one token; starts plain: with which fields, exactly. Two "
-        "variants of different seams make a pair: lime+hyper_connections"
+        f"At the shape of {_FAMILY}, default fields: parameters and forward FLOPs a token beyond "
+        "the plain decoder's; bytes in bfloat16 that a layer hands on and the cache holds, of one "
+        "token. Two variants of different seams make a pair: lime+hyper_connections"
     )
-    header, *rows = table_of(facts)
-    return Table(header=header, rows=rows, caption=caption)
+    return Table.of(rows, caption)
 
 
 def _tasks(options: ListAny) -> "Table":
@@ -100,7 +82,7 @@ def _tasks(options: ListAny) -> "Table":
         rows = [[name, _written(task.options())] for name, task in all_tasks().items()]
         return Table(header=["task", "options, with their defaults"], rows=rows)
     task, fields = get_task(options.name), Task(options=options.task_options).fields()
-    problems = task.problems(options.split, options.count, 0, **fields)
+    problems = task.problems("train", options.count, 0, **fields)
     for problem in problems[: options.show]:
         text = f"{problem.prompt}\n{problem.solution}\n"
         screen().print(text, markup=False, highlight=False)
@@ -137,10 +119,7 @@ def _studies(options: ListAny) -> "Table":
     for name in definition.names():
         rows.append([name, definition.description(name), "", ""])
     told = " ".join(f"[{place}] needs or lacks: {need}." for need, place in numbers.items())
-    caption = (
-        f"{told} layermem study NAME --scale SCALE carries one out. Presets are boards of studies "
-        "too: layermem study tiny-lm,aet-4; of a model: layermem study retrofit MODEL."
-    )
+    caption = f"{told} layermem study NAME --scale SCALE carries one out, or one of presets."
     return Table(header=["study", "title", "scale", "state"], rows=rows, caption=caption)
 
 

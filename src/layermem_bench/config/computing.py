@@ -7,9 +7,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from layermem_bench.config.run import Run
 
+Mode = Literal["eager", "default", "reduce-overhead"]
+"""How a timed step is carried out: the last two are torch.compile's."""
+Precision = Literal["float32", "bfloat16"]
 # Of the compiled code of one model: with and without gradients, another length.
 _VERSIONS = 4
 # A micro-batch whose float32 logits take no more bytes than this has them all in memory at once.

@@ -8,7 +8,7 @@ Letters: D width, H query heads, G key-value heads, E head width, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -19,33 +19,17 @@ else:
     # What a variant adds to the plain decoder, without importing any.
     Additions = Any
 Sizes: TypeAlias = Any
-"""The config of a model, or ``DecoderSizes``."""
+"""The config of a model, or ``plain_sizes``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecoderSizes:
-    """The sizes of a plain decoder, without its config class and so without transformers."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    tie_word_embeddings: bool
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.hidden_size // self.num_attention_heads
-
-
-def plain_sizes(fields: Mapping[str, Any]) -> DecoderSizes:
-    """Return the sizes of a plain decoder with these fields of its config."""
-    kv_heads = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    return DecoderSizes(**{**fields, "num_key_value_heads": kv_heads})
+def plain_sizes(fields: Mapping[str, Any]) -> Sizes:
+    """Return the sizes of a plain decoder, without its config class and so without transformers."""
+    heads = fields["num_attention_heads"]
+    own = {
+        "num_key_value_heads": fields["num_key_value_heads"] or heads,
+        "head_dim": fields["hidden_size"] // heads,
+    }
+    return SimpleNamespace(**{"attention_bias": False, "mlp_bias": False, **fields, **own})
 
 
 def count_parameters(config: Sizes, variant: Additions | None = None) -> int:

@@ -23,8 +23,13 @@ import torch
 
 from layermem.models.memories import recompute_layers
 from layermem.models.registry import build
-from layermem_bench.config.computing import processor_name, room_to_compile, uses_bfloat16
-from layermem_bench.costs.result import Measurement, Mode, Precision
+from layermem_bench.config.computing import (
+    Mode,
+    Precision,
+    processor_name,
+    room_to_compile,
+    uses_bfloat16,
+)
 
 # mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
 _MMAP_THRESHOLD = -3
@@ -63,6 +68,17 @@ ModelSpec = tuple[str, Mapping[str, Any]]
 """A variant's name and the fields of its config."""
 Step = Callable[[], None]
 """Takes one training step of a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a training step of one model took: median and quartiles of its seconds."""
+
+    seconds: float
+    low: float
+    high: float
+    peak: int | None
+    """Bytes the model, its optimiser and a step took at the peak; None: the system does not say."""
 
 
 def measure(
@@ -179,12 +195,10 @@ def give_back_freed_memory() -> None:
     a peak would depend on what the process has done. For a process that only measures.
     """
     gc.collect()
-    # Linux's usual C library has both functions, others may not.
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    for name, arguments in (("mallopt", (_MMAP_THRESHOLD, 65_536)), ("malloc_trim", (0,))):
-        function = getattr(library, name, None)
-        if function is not None:
-            function(*arguments)
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, 65_536)
+        library.malloc_trim(0)
 
 
 def read_memory(device: str, when: Literal["now", "peak"]) -> int:

@@ -11,11 +11,6 @@ from layermem_bench.config.run import Run
 from layermem_bench.tasks.registry import vocabulary_and_length
 from layermem_bench.text.tokenizers import BYTE_VOCABULARY_SIZE, load_tokenizer
 
-SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
-)
-"""The fields that say how large a model is."""
 _GPT2_VOCABULARY = 50257
 
 
@@ -40,11 +35,36 @@ def model_sizes(run: Run) -> tuple[dict[str, Any], float]:
     else:
         vocabulary = _GPT2_VOCABULARY
     fields["vocab_size"] = fields["vocab_size"] or vocabulary
-    saved = Path(folder or "", "config.json")
-    if run.model.pretrained and folder and saved.exists():
-        config = json.loads(saved.read_text(encoding="utf-8"))
-        fields |= saved_sizes(run.variant, fields, config)
+    if run.model.pretrained and folder:
+        fields |= _saved_sizes(run.variant, fields, folder / "config.json")
     return fields, length
+
+
+def model_fields(run: Run) -> dict[str, Any]:
+    """Return the config fields of a run's model: its sizes and its variant's own."""
+    return model_sizes(run)[0] | run.model.variant_fields()
+
+
+def runs_of_arms(base: Run, arms: Mapping[str, tuple[str, tuple[str, ...]]]) -> dict[str, Run]:
+    """Return the run of each arm of a variant and options, which may be other sizes."""
+    runs = {}
+    for arm, (variant, options) in arms.items():
+        model = replace(base.model, options=(*base.model.options, *options))
+        runs[arm] = replace(base, variant=variant, model=model)
+    return runs
+
+
+def trained_fields(run: Run, final: Path) -> dict[str, Any] | None:
+    """Return the config fields of the model of a run of ours, which is saved in ``final``.
+
+    None: it is not, and what it starts from, or its tokenizer, is not on this machine.
+    """
+    fields, _ = model_sizes(run)
+    # What it started from, or its tokenizer, may have decided the sizes.
+    saved = _saved_sizes(run.variant, fields, final / "config.json")
+    if not saved and unknown_size(run):
+        return None
+    return fields | saved | run.model.variant_fields()
 
 
 def unknown_size(run: Run) -> str | None:
@@ -76,46 +96,40 @@ def _on_this_machine(name: str) -> Path | None:
     return snapshot if any(file.exists() for file in files) else None
 
 
-def saved_sizes(
-    variant: str, fields: Mapping[str, Any], saved: Mapping[str, Any]
-) -> dict[str, Any]:
+def _saved_sizes(variant: str, fields: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return what a saved config says of sizes, and of what the variant reads across layers."""
+    if not file.exists():
+        return {}
     # Only here: the sizes of a new model need neither torch nor transformers.
     from layermem.models.registry import lookup
 
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
     names = (*fields, *lookup(variant).config.shape_fields, "attention_bias", "mlp_bias")
     return {name: saved[name] for name in names if name in saved}
 
 
-def reshaped(run: Run, layers: int, width: int) -> Run:
-    """Return a run at another depth and width: heads keep their width, the mlp its ratio."""
-    sizes = run.model.sizes()
-    changed = resized(sizes, layers, width)
-    if sizes["num_key_value_heads"] is None:
-        # As many as there are query heads, which stays so.
-        changed["num_key_value_heads"] = None
-    return replace(run, model=replace(run.model, **changed))
-
-
-def resized(
-    fields: Mapping[str, Any], layers: int | None = None, width: int | None = None
-) -> dict[str, Any]:
-    """Return fields at another depth or width: heads keep their width, the mlp its ratio."""
-    sizes = dict(fields)
+def reshaped(run: Run, layers: int | None = None, width: int | None = None) -> Run:
+    """Return a run at another depth or width: heads keep their width, the mlp its ratio."""
+    model, changed = run.model, dict[str, Any]()
     if layers is not None:
-        sizes["num_hidden_layers"] = layers
+        changed["num_hidden_layers"] = layers
     if width is not None:
-        old, heads = fields["hidden_size"], fields["num_attention_heads"]
-        kv_heads = fields["num_key_value_heads"] or heads
-        if width * heads % old or width * kv_heads % old:
+        old, heads = model.hidden_size, model.num_attention_heads
+        kv_heads = model.num_key_value_heads
+        groups = kv_heads or heads
+        if width * heads % old or width * groups % old:
             raise ValueError(
                 f"width {width} is no whole number of heads of width {old // heads} in groups of "
-                f"{heads // kv_heads}; take a multiple of {old // kv_heads}"
+                f"{heads // groups}; take a multiple of {old // groups}"
             )
-        sizes |= {
+        changed |= {
             "hidden_size": width,
-            "intermediate_size": fields["intermediate_size"] * width // old,
+            "intermediate_size": model.intermediate_size * width // old,
             "num_attention_heads": width * heads // old,
-            "num_key_value_heads": width * kv_heads // old,
+            # None: as many as there are query heads, which stays so.
+            "num_key_value_heads": kv_heads and width * kv_heads // old,
         }
-    return sizes
+    return replace(run, model=replace(model, **changed))

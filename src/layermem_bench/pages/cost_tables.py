@@ -1,13 +1,16 @@
-"""Tables of what variants cost: counted, measured, and what training them would take."""
+"""Tables of what variants cost: counted, measured, of the whole family, and of training them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from layermem_bench.config.computing import Mode
 from layermem_bench.config.devices import Device
+from layermem_bench.costs.closed_forms import Cost
+from layermem_bench.costs.measuring import Measurement
 from layermem_bench.costs.plan import Plan
-from layermem_bench.costs.result import CostPoint, Costs, MeasuringOptions
 from layermem_bench.pages.numbers import format_duration, in_bytes, with_unit
 from layermem_bench.pages.page import Table
 
+# Of a number in bfloat16.
 _BYTES = 2
 _FLOPS = (
     "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
@@ -20,72 +23,71 @@ _CACHE = (
     "a layer that borrows reads what its lenders hold. Where it forms a mixture of them first "
     "(fused_kv), more is moved."
 )
-Amounts = Sequence[tuple[str, float | None]]
-"""Amounts of a variant as they are written, and the numbers that are compared."""
+_STEPS = (
+    "rounds side by side in one process after a warm-up; a step is forward, backward, AdamW. On a "
+    "CPU, time is the process's own. Peak: model, optimiser and a step, in a process of its own."
+)
+Amount = tuple[str, float | None]
+"""An amount as it is written, and the number that is compared."""
+Line = tuple[str, str, Sequence[Amount]]
+"""Sizes, arm, and its amounts."""
 
 
-def counted_table(points: Sequence[CostPoint]) -> Table:
+def counted_table(rows: Iterable[Cost]) -> Table:
     """Return parameters and FLOPs, in the form of the paper's Table 8."""
-    blocks = []
-    for point in points:
-        arms = {}
-        for name, cost in point.counted.items():
-            numbers = (cost["honest"].parameters, cost["honest"].forward, cost["paper"].forward)
-            arms[name] = [(with_unit(number), float(number)) for number in numbers]
-        blocks.append((_describe(point), arms))
-    return _beside_first(["parameters", "FLOPs", "paper's FLOPs"], blocks, _FLOPS)
+    lines = [
+        _line(row, with_unit, row.parameters, row.forward, row.forward_in_paper) for row in rows
+    ]
+    return _beside_first(["parameters", "FLOPs", "paper's FLOPs"], lines, _FLOPS)
 
 
-def cache_table(points: Sequence[CostPoint]) -> Table:
+def cache_table(rows: Iterable[Cost]) -> Table:
     """Return what the cache of keys and values holds of a token, and what is read of it."""
-    blocks = []
-    for point in points:
-        arms = {}
-        for name, cache in point.cache.items():
-            numbers = _BYTES * cache.held, _BYTES * cache.read * point.tokens
-            arms[name] = [(in_bytes(number), float(number)) for number in numbers]
-        blocks.append((_describe(point), arms))
-    return _beside_first(["cache of a token", "read"], blocks, _CACHE)
+    lines = [
+        _line(row, in_bytes, _BYTES * row.cached, _BYTES * row.read * row.tokens) for row in rows
+    ]
+    return _beside_first(["cache of a token", "read"], lines, _CACHE)
 
 
-def measured_table(costs: Costs) -> Table:
-    """Return the time and memory of a step, in the form of the paper's Table 9."""
-    blocks, measuring = [], costs.measuring or MeasuringOptions()
-    for point in costs.points:
-        for mode, by_arm in (point.measured or {}).items():
-            arms: dict[str, Amounts] = {}
-            for name, taken in by_arm.items():
-                times = (taken.seconds, taken.low, taken.high)
-                median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
-                peak = "unknown" if taken.peak is None else in_bytes(taken.peak)
-                time = f"{median} ms ({low} to {high})"
-                arms[name] = [(time, taken.seconds), (peak, taken.peak)]
-            blocks.append((f"{_describe(point)}, {mode}", arms))
-    caption = (
-        f"{costs.machine}, {costs.precision}; {measuring.batch} sequences a step, "
-        f"{measuring.repeats} rounds side by side in one process after a warm-up; a step is "
-        "forward, backward, AdamW. On a CPU, time is the process's own. Peak: model, optimiser and "
-        "a step, in a process of its own."
-    )
-    return _beside_first(["step, median (quartiles)", "peak memory"], blocks, caption)
+def _line(row: Cost, write: Callable[[float], str], *numbers: float) -> Line:
+    return _sizes(row), row.arm, [(write(number), number) for number in numbers]
 
 
-def _beside_first(
-    titles: Sequence[str], blocks: Iterable[tuple[str, Mapping[str, Amounts]]], caption: str
-) -> Table:
-    """Return a table of blocks of variants: each amount, and by how much it exceeds the first
-    variant's of the block."""
-    rows = []
-    for label, arms in blocks:
-        first = next(iter(arms.values()), ())
-        for i, (name, amounts) in enumerate(arms.items()):
-            row = ["" if i else label, name]
-            for (written, number), (_, base) in zip(amounts, first, strict=True):
-                more = f"{number / base - 1:+.2%}" if i and number is not None and base else ""
-                row += [written, more]
-            rows.append(row)
+def measured_table(steps: Iterable[tuple[Cost, Mode, Measurement]], how: str) -> Table:
+    """Return the time and memory of a step, in the form of the paper's Table 9; ``how``: machine,
+    precision, sequences of a step and number of rounds."""
+    lines = [(f"{_sizes(row)}, {mode}", row.arm, _of_step(step)) for row, mode, step in steps]
+    titles = ["step, median (quartiles)", "peak memory"]
+    return _beside_first(titles, lines, f"{how} {_STEPS}")
+
+
+def _of_step(step: Measurement) -> list[Amount]:
+    times = (step.seconds, step.low, step.high)
+    median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
+    peak = "unknown" if step.peak is None else in_bytes(step.peak)
+    return [(f"{median} ms ({low} to {high})", step.seconds), (peak, step.peak)]
+
+
+def _beside_first(titles: Sequence[str], lines: Sequence[Line], caption: str) -> Table:
+    """Return a table of arms: each amount, and by how much it exceeds that of the first arm at its
+    sizes. Where this arm comes again, other sizes begin."""
+    rows, first = [], lines[0][2] if lines else ()
+    for sizes, arm, amounts in lines:
+        begins = arm == lines[0][1]
+        first = amounts if begins else first
+        row = [sizes if begins else "", arm]
+        for (written, number), (_, base) in zip(amounts, first, strict=True):
+            row += [written, f"{number / base - 1:+.2%}" if number and base and not begins else ""]
+        rows.append(row)
     header = ["", "variant", *(cell for title in titles for cell in (title, "more"))]
     return Table(header=header, rows=rows, caption=caption)
+
+
+def _sizes(cost: Cost) -> str:
+    heads = f"{cost.heads} heads"
+    if cost.kv_heads != cost.heads:
+        heads += f" ({cost.kv_heads} kv)"
+    return f"{cost.preset}: {cost.layers} x {cost.width}, {heads}, T {cost.tokens}"
 
 
 def plan_table(
@@ -98,9 +100,10 @@ def plan_table(
     ratios = [f"{arm} ({p.measured_ratio})" for arm, p in plans.items() if p.measured_ratio]
     measured = f" Times plain's by a measured compiled step: {', '.join(ratios)}." if ratios else ""
     caption = (
-        f"In closed form, not measured: {utilisation:.0%} of {with_unit(device.flops, 3)}FLOP/s, "
-        "those of bfloat16 in float32 too, "
-        "0.8 of the links, 0.9 of the memory, 8 GPUs a machine; the longer of both times is the "
+        f"In closed form, not measured: {utilisation:.0%} of the peak, "
+        f"{with_unit(device.flops, 3)}FLOP/s in bfloat16 or "
+        f"{with_unit(device.float32_flops, 3)}FLOP/s in float32, 0.8 of the links, 0.9 of the "
+        "memory, 8 GPUs a machine; the longer of both times is the "
         f"step's.{measured} Where it does not fit: --shard, --checkpoint-activations, a smaller "
         f"--micro-batch. Device: {device.source}."
     )
@@ -109,6 +112,7 @@ def plan_table(
 
 def _planned_cells(plan: Plan, device: Device, gpus: int) -> dict[str, str]:
     memory, hours = sum(plan.memory.values()), gpus * plan.seconds / 3600
+    of_step = gpus * plan.tokens_at_once * plan.micro_batches
     fits = "" if plan.fits else ", does not fit"
     return {
         "parameters": with_unit(plan.parameters),
@@ -117,14 +121,7 @@ def _planned_cells(plan: Plan, device: Device, gpus: int) -> dict[str, str]:
         "memory of a GPU": f"{in_bytes(memory)} of {in_bytes(device.memory)}{fits}",
         "step by arithmetic": format_duration(plan.arithmetic),
         "step by network": format_duration(plan.network),
-        "tokens a second": with_unit(plan.tokens_per_second, 3),
+        "tokens a second": with_unit(of_step / plan.step, 3),
         "time": format_duration(plan.seconds),
         "GPU-hours": f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}",
     }
-
-
-def _describe(point: CostPoint) -> str:
-    heads = f"{point.heads} heads"
-    if point.kv_heads != point.heads:
-        heads += f" ({point.kv_heads} kv)"
-    return f"{point.preset}: {point.layers} x {point.width}, {heads}, T {point.tokens}"

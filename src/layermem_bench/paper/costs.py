@@ -4,24 +4,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from layermem_bench.costs.measuring import ModelSpec, Shape, device_and_precision, measure
-from layermem_bench.costs.model_sizes import model_sizes
-from layermem_bench.costs.result import Measurement, Mode
+from layermem_bench.config.computing import Mode
+from layermem_bench.config.run import Run
+from layermem_bench.costs.closed_forms import count_cost
+from layermem_bench.costs.measuring import Measurement, Shape, device_and_precision, measure
+from layermem_bench.costs.model_sizes import model_fields, model_sizes
 from layermem_bench.paper.artefact import Artefact, full_attention, grouped_queries, lime_is
 from layermem_bench.paper.evaluated import ARMS
-from layermem_bench.studies.costs import count_point
 from layermem_bench.studies.definition import Observed, Trained
 from layermem_bench.studies.result import ABOVE_PLAIN, Claim, PaperNumber, Scale
 
 
-def _halves(scale: Scale) -> dict[str, tuple[str, dict[str, ModelSpec], int]]:
-    """Return each half of a table: the preset, the arms at its sizes, tokens of a sequence."""
-    runs = {"grouped queries": grouped_queries(scale), "full attention": full_attention(scale)}
-    sizes = {half: model_sizes(board.base) for half, board in runs.items()}
-    return {
-        half: (runs[half].base.preset, {arm: (arm, fields) for arm in ARMS}, round(length))
-        for half, (fields, length) in sizes.items()
-    }
+def _halves(scale: Scale) -> dict[str, Run]:
+    """Return each half of a table: a run of its sizes."""
+    boards = {"grouped queries": grouped_queries(scale), "full attention": full_attention(scale)}
+    return {half: board.base for half, board in boards.items()}
 
 
 def _papers(
@@ -58,11 +55,12 @@ def table8(scale: Scale) -> Artefact:
     halves = _halves(scale)
 
     def observe(trained: Trained) -> Iterator[Observed]:
-        for half, sizes in halves.items():
-            counted = count_point(*sizes).counted
-            for arm in ARMS:
-                ours, plain = (counted[each]["paper"] for each in (arm, "plain"))
-                values = (ours.parameters, ours.forward, *ours.overhead(plain))
+        for half, run in halves.items():
+            costs = {arm: count_cost(arm, replace(run, variant=arm)) for arm in ARMS}
+            counted = {arm: (each.parameters, each.forward_in_paper) for arm, each in costs.items()}
+            for arm, ours in counted.items():
+                above = (a / b - 1 for a, b in zip(ours, counted["plain"], strict=True))
+                values = (*ours, *above)
                 for quantity, value in zip(_COUNTS, values, strict=True):
                     yield Observed(
                         quantity=f"{quantity}, {half}",
@@ -136,7 +134,9 @@ def table9(scale: Scale) -> Artefact:
 
     def observe(trained: Trained) -> Iterator[Observed]:
         device, precision = device_and_precision()
-        for half, (_, models, tokens) in halves.items():
+        for half, run in halves.items():
+            fields, tokens = model_fields(run), round(model_sizes(run)[1])
+            models = {arm: (arm, fields) for arm in ARMS}
             shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision)
             for mode in modes:
                 at_mode = replace(shape, mode=mode)

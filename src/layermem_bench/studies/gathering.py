@@ -13,10 +13,11 @@ from layermem_base.files import write_atomically
 from layermem_bench.config.parts import Labels
 from layermem_bench.config.result_files import read_result, to_json
 from layermem_bench.config.run import Run
+from layermem_bench.costs.closed_forms import costs_of_runs
+from layermem_bench.costs.model_sizes import trained_fields
 from layermem_bench.run.folder import RunFolder, recorded_run, unique_names
 from layermem_bench.run.setup import load_host
 from layermem_bench.studies.boards import options_of, way_of
-from layermem_bench.studies.costs import costs_of_arms, model_fields
 from layermem_bench.studies.definition import ALL_CONDITIONS, Observed, Study, Trained, metric_of
 from layermem_bench.studies.planning import Done, parameters, trials
 from layermem_bench.studies.records import (
@@ -216,7 +217,7 @@ def _board(
         shape=done.board.shape if done else "",
         tried=done.tried if done else (),
         steps=done.steps if done else None,
-        costs=costs_of_arms({arm: (each.run, each.folder) for arm, each in arms.items()}),
+        costs=costs_of_runs({arm: (each.run, each.folder) for arm, each in arms.items()}),
         before=starts.pop() if len(starts) == 1 and first.host.model else None,
     )
 
@@ -242,7 +243,7 @@ def _arm(labelled: Labelled, done: Done | None) -> Arm:
     """Return what an arm is, as its run and its study say."""
     run, arm, sizes, trained = labelled.run, labelled.record.arm, None, None
     if run.host.model is None and AS_RECORDED not in labelled.record.conditions:
-        sizes = model_fields(run, labelled.folder)
+        sizes = trained_fields(run, labelled.folder.final)
         trained = parameters(run, sizes) if sizes else None
     elif done:
         trained = sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)

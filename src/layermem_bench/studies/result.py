@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from layermem_bench.costs.result import CostPoint
+from layermem_bench.costs.closed_forms import Cost
 from layermem_bench.run.folder import Solved
 
 LOSS, RIGHT_ANSWERS = "validation loss", "right answers"
@@ -131,8 +131,8 @@ class Board:
     """LAYERSxWIDTH, where it is a preset in another shape."""
     tried: tuple[TriedRates, ...] = ()
     steps: MeasuredSteps | None = None
-    costs: tuple[CostPoint, ...] = ()
-    """What the arms cost in closed form, by size; empty: their sizes are not known here."""
+    costs: tuple[Cost, ...] = ()
+    """What the arms cost in closed form; those whose sizes are not known here are left out."""
     before: float | None = None
     """Validation loss before the first step, where all arms start from one."""
 

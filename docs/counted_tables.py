@@ -1,0 +1,140 @@
+"""Write the tables of docs/scale.md and docs/family.md that are counted: python THIS_FILE.
+
+To be run after a variant has been added or has changed what it costs. What a step and a token of
+the family take is read from the records of the benchmarks, which ``--variants family`` of each
+writes.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from layermem_bench.config.devices import get_device
+from layermem_bench.costs.closed_forms import count_cost, count_family
+from layermem_bench.costs.model_sizes import model_sizes, runs_of_arms
+from layermem_bench.costs.plan import Plan, plan
+from layermem_bench.pages.numbers import format_duration, in_bytes
+from layermem_bench.presets import get_preset
+from layermem_bench.studies.boards import parse_arms
+
+DOCS = Path(__file__).parent
+RECORDS = DOCS.parent / "benchmarks" / "results"
+DEVICE, GPUS, UTILISATION = get_device("h100"), 64, 0.4
+ARMS = "plain,lime,value_residual,recipe+mudd"
+# Tables 8 and 9 of the paper: billions of parameters, TFLOPs of a forward, GB of a step in graphs.
+PAPER = {
+    ("paper-1b-gqa", "plain"): (1.07607, 2.7615, 16.035),
+    ("paper-1b-gqa", "lime"): (1.07608, 2.7638, 16.035),
+    ("paper-1b-full", "plain"): (1.17674, 2.9679, 17.535),
+    ("paper-1b-full", "lime"): (1.17687, 3.0041, 17.537),
+}
+PRESETS = ("paper-1b-gqa", "paper-1b-full", "paper-150m", "paper-depth-128")
+SHAPE = "32x128"
+# Of each record: the part of a row's name after the shape, and its column's head.
+COLUMNS = {
+    "family_training_step": {"": "training step"},
+    "family_memory": {" alive": "kept for the backward", " peak": "peak of a step"},
+    "family_decode_step": {" prompt": "prompt of 64", " token": "token"},
+}
+
+
+def main() -> None:
+    for name, tables in tables_of_pages().items():
+        page = DOCS / name
+        text = page.read_text(encoding="utf-8")
+        for table in tables:
+            text = replace_table(text, table)
+        page.write_text(text, encoding="utf-8")
+
+
+def tables_of_pages() -> dict[str, list[str]]:
+    """Return each page's tables."""
+    return {
+        "scale.md": [paper_table(), plans_table()],
+        "family.md": [family_table(), family_costs_table()],
+    }
+
+
+def paper_table() -> str:
+    """Return what the paper prints of its 1B, beside the closed forms."""
+    head = ["the paper's 1B", "parameters", "paper", "TFLOPs of a forward", "paper"]
+    rows = [[*head, "weights, gradients, AdamW", "paper's peak, in graphs"]]
+    for (preset, arm), (parameters, flops, peak) in PAPER.items():
+        planned = _plans(preset)[arm]
+        counted = count_cost(arm, runs_of_arms(get_preset(preset), parse_arms(arm))[arm])
+        held = sum(planned.memory[name] for name in ("weights", "gradients", "optimiser"))
+        rows.append(
+            [
+                f"{preset}, {arm}",
+                f"{counted.parameters / 1e9:.5f} B",
+                f"{parameters:.5f} B",
+                f"{counted.forward_in_paper / 1e12:.4f}",
+                f"{flops:.4f}",
+                f"{held / 2**30:.3f} GiB",
+                f"{peak:.3f} GB",
+            ]
+        )
+    return _markdown(rows)
+
+
+def plans_table() -> str:
+    """Return what runs of the paper's presets would take on 64 H100s."""
+    rows = [["on 64 H100s", "memory of a GPU", "of it slots", "step", "time", "GPU-hours"]]
+    for preset in PRESETS:
+        for arm, planned in _plans(preset).items():
+            rows.append(
+                [
+                    f"{preset}, {arm}",
+                    in_bytes(sum(planned.memory.values())),
+                    in_bytes(planned.memory["slots"]),
+                    f"{planned.step:.3f} s",
+                    format_duration(planned.seconds),
+                    f"{GPUS * planned.seconds / 3600:,.0f}",
+                ]
+            )
+    return _markdown(rows)
+
+
+@cache
+def _plans(preset: str) -> dict[str, Plan]:
+    runs = runs_of_arms(get_preset(preset), parse_arms(ARMS))
+    return {arm: plan(run, DEVICE, GPUS, UTILISATION) for arm, run in runs.items()}
+
+
+def family_table() -> str:
+    """Return what the package's variants add at one shape."""
+    rows = count_family(model_sizes(get_preset("paper-1b-gqa"))[0])
+    return _markdown([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
+def family_costs_table() -> str:
+    """Return what the forms take as ratios to the plain decoder, as recorded."""
+    columns: dict[str, Mapping[str, float]] = {}
+    for name, heads in COLUMNS.items():
+        record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+        columns |= {head: record["ratios"][SHAPE + suffix] for suffix, head in heads.items()}
+    forms = [form for form in next(iter(columns.values())) if form != "plain"]
+    rows = [["form", *columns]]
+    for form in forms:
+        rows.append([f"`{form}`", *(f"{of_forms[form]:.2f}" for of_forms in columns.values())])
+    return _markdown(rows)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def replace_table(text: str, table: str) -> str:
+    """Return the text with ``table`` in the place of the one that begins with the same cell."""
+    start = table[: table.index(" |", 2) + 2]
+    page, count = re.subn(rf"(?m)^{re.escape(start)}.*\n(\|.*\n)*", lambda _: f"{table}\n", text)
+    if count != 1:
+        raise SystemExit(f"the page must have one table that begins with {start!r}, got {count}")
+    return page
+
+
+if __name__ == "__main__":
+    main()
