@@ -4,20 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from layermem.convert.llama2c import load_llama2c, load_tokenizer
-
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "checkpoints" / "stories260K"
 STORIES = FOLDER / "stories260K.bin"
 needs_stories = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the checkpoint stories260K is not on this machine"
 )
-
-
-def stories_model():
-    """Return the checkpoint as transformers' LLaMA."""
-    return load_llama2c(STORIES).eval()
-
-
-def stories_tokenizer():
-    """Return its tokenizer."""
-    return load_tokenizer(STORIES, None, stories_model().config)

@@ -1,7 +1,7 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-p-values are adjusted by Holm's method, which needs nothing of how arms vary together.
-scipy.stats takes a second to import, so it is imported where it is used.
+p-values are adjusted by Holm's method, which needs nothing of how arms vary together. scipy.stats
+takes a second to import, so it is imported where it is used.
 """
 
 import math
@@ -46,11 +46,6 @@ def _quantile(degrees: int, share: float = 0.975) -> float:
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean of values with its interval, which is infinite for a single value."""
     count = len(values)
-    if not count or not all(map(math.isfinite, values)):
-        raise ValueError(
-            f"an interval needs finite values, got {', '.join(map(str, values)) or 'none'}; leave "
-            "out the runs that diverged"
-        )
     if count == 1:
         return Interval(mean=values[0], half=math.inf, count=1)
     half = _quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)

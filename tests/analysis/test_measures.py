@@ -75,16 +75,6 @@ def test_clouds_apart_and_in_one_place(probe, n):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_occurrences_of_a_group_are_in_one_fold():
-    """Each group has its own direction, which tells nothing of another group's labels."""
-    draw = np.random.default_rng(0)
-    groups, labels = np.repeat(np.arange(40), 10), np.tile([0, 1], 200)
-    features = np.zeros((400, 80))
-    features[np.arange(400), 2 * groups + labels * draw.integers(0, 2)] = 1
-    apart = separability(features, labels, probe="converged", groups=groups)
-    assert abs(apart.mean - 0.5) < 0.1 < separability(features, labels, probe="converged").mean
-
-
 def test_clouds_stay_apart_in_a_layout():
     draw = np.random.default_rng(0)
     labels = np.repeat([0, 1, 2], 20)

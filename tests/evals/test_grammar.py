@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from eval_fixtures import our_model
-from stories import needs_stories, stories_model, stories_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem_bench.evals.grammar import Pair, judge_pairs, read_pairs, right_rows
@@ -34,14 +33,9 @@ def log_probability(model, ids):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
-@pytest.mark.parametrize("which", ["ours", pytest.param("stories", marks=needs_stories)])
-def test_a_pair_is_judged_by_the_log_probability_of_whole_sentences(which, batch_size):
-    if which == "ours":
-        model, tokenizer = our_model(), load_tokenizer("bytes")
-        rows = [[256, *text.encode()] for text in SENTENCES]
-    else:
-        model, tokenizer = stories_model(), stories_tokenizer()
-        rows = [tokenizer(text)["input_ids"] for text in SENTENCES]
+def test_a_pair_is_judged_by_the_log_probability_of_whole_sentences(batch_size):
+    model, tokenizer = our_model(), load_tokenizer("bytes")
+    rows = [[256, *text.encode()] for text in SENTENCES]
     first, second, third = (log_probability(model, row) for row in rows)
     pairs = [pair(SENTENCES[i], SENTENCES[j]) for i, j in ((0, 1), (1, 0), (2, 0))]
     margins = judge_pairs(model, tokenizer, pairs, batch_size=batch_size)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 from eval_fixtures import our_model
-from stories import needs_stories, stories_model, stories_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem_bench.evals.perplexity import cut_windows, perplexity
@@ -15,7 +14,6 @@ from layermem_bench.text import sources
 from layermem_bench.text.tokenizers import load_tokenizer
 
 TEXTS = ["a", "Zwölf Boxkämpfer jagen Viktor quer.", "", "layers read layers, " * 2]
-STORIES = ["Once upon a time there was a girl.\nShe had a dog – Spot.", "The end."]
 
 
 @torch.inference_mode()
@@ -38,20 +36,12 @@ def by_position(pairs, first, last):
 
 @pytest.mark.parametrize(
     ("which", "context", "stride"),
-    [("ours", 7, 3), ("ours", 16, 16), ("ours", 5, 1), ("ours", 24, None), ("gpt2", 13, 6)]
-    + [pytest.param("stories", 11, 4, marks=needs_stories)],
+    [("ours", 7, 3), ("ours", 16, 16), ("ours", 5, 1), ("ours", 24, None), ("gpt2", 13, 6)],
 )
 def test_it_equals_one_forward_for_each_token(which, context, stride):
-    texts = TEXTS
-    if which == "stories":
-        model, tokenizer, texts = stories_model(), stories_tokenizer(), STORIES
-        ids = [tokenizer(text)["input_ids"] for text in texts]
-        assert all(row[0] == tokenizer.bos_token_id for row in ids)
-    else:
-        tokenizer = load_tokenizer("bytes")
-        model = our_model() if which == "ours" else a_gpt2()
-        # The end token stands before a document, as in blocks of training.
-        ids = [[256, *text.encode()] for text in texts]
+    model, tokenizer = our_model() if which == "ours" else a_gpt2(), load_tokenizer("bytes")
+    # The end token stands before a document, as in blocks of training.
+    texts, ids = TEXTS, [[256, *text.encode()] for text in TEXTS]
     expected = one_forward_for_each_token(model, ids, context, stride or context // 2)
     measured = perplexity(model, tokenizer, iter(texts), context=context, stride=stride)
     total, size = sum(loss for loss, _ in expected), sum(len(text.encode()) for text in texts)
@@ -133,19 +123,17 @@ def test_without_a_token_before_it_the_first_is_not_predicted_nor_its_bytes_coun
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("texts", "windows", "named"),
     [
-        ({"context": 65}, "64"),
-        ({"context": 8, "stride": 9}, "stride"),
-        ({"texts": ["", ""]}, "no token"),
-        ({"texts": "abc"}, r"\[text\]"),
+        (["ab"], {"context": 65}, "64"),
+        (["ab"], {"context": 8, "stride": 9}, "stride"),
+        (["", ""], {}, "no token"),
+        ("abc", {}, r"\[text\]"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_refused(change, named):
-    given = {"tokenizer": load_tokenizer("bytes"), "texts": ["a b 299"], **change}
+def test_what_is_refused(texts, windows, named):
     with pytest.raises((ValueError, TypeError), match=named):
-        perplexity(our_model("plain"), **given)
+        perplexity(our_model("plain"), load_tokenizer("bytes"), texts, **windows)
 
 
 def test_a_loss_that_is_not_finite_is_refused():

@@ -66,7 +66,8 @@ def test_a_study_of_a_config_runs_what_is_missing(asked, tmp_path, monkeypatch, 
 @pytest.mark.slow
 def test_a_study_that_was_killed_goes_on(asked, tmp_path, monkeypatch):
     """Its runs end by themselves; what they were trained with is the same."""
-    command = [sys.executable, "-m", "layermem", *asked, "--max-steps", "40"]
+    steps = ["--max-steps", "8", "--save-every", "8", "--eval-every", "8"]
+    command = [sys.executable, "-m", "layermem", *asked, *steps]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     first = RunFolder(tmp_path / "out" / "words" / "plain-s0")
     while not first.rows() and process.poll() is None:
@@ -77,7 +78,7 @@ def test_a_study_that_was_killed_goes_on(asked, tmp_path, monkeypatch):
     subprocess.run(command, check=True, capture_output=True)
     use(InThisProcess(), monkeypatch)
     fresh = tmp_path / "fresh"
-    cli.main([*asked[:-1], str(fresh), "--max-steps", "40"])
+    cli.main([*asked[:-1], str(fresh), *steps])
     values = [
         read_result(StudyResult, out / "studies" / "words").values("words", "tokens", LOSS)
         for out in (tmp_path / "out", fresh)

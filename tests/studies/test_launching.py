@@ -16,7 +16,7 @@ from layermem_bench.run.folder import RunFolder
 from layermem_bench.studies import carrying_out
 from layermem_bench.studies.carrying_out import train_missing
 from layermem_bench.studies.executors import Command, LocalProcesses
-from layermem_bench.studies.records import read_divergence
+from layermem_bench.studies.records import read_record
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 
@@ -127,7 +127,7 @@ def test_a_run_that_diverged_is_not_tried_again(tmp_path):
     for _ in range(2):
         train_missing({"one": run}, tmp_path, made_up)
         assert made_up.begun == ["one"]
-        assert "step 5" in read_divergence(RunFolder(tmp_path / "one"), run.id)
+        assert "step 5" in read_record("one", run, RunFolder(tmp_path / "one")).note
 
 
 def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):

@@ -32,9 +32,10 @@ def asked(tmp_path):
     make_host("llama", **tokens).save_pretrained(tmp_path / "llama")
     load_tokenizer("bytes").save_pretrained(tmp_path / "llama")
     texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
-    (tmp_path / "words.txt").write_text("\n\n".join(texts))
+    lines = "".join(f'{{"text": "{text}"}}\n' for text in texts)
+    (tmp_path / "words.jsonl").write_text(lines)
     return (
-        f"study retrofit {tmp_path}/llama --data.source {tmp_path}/words.txt --max-steps 4 "
+        f"study retrofit {tmp_path}/llama --data.source {tmp_path}/words.jsonl --max-steps 4 "
         "--data.validation-share 0.2 --data.block-size 24 --optim.batch-size 8 "
         f"--compute.micro-batch 4 --compute.precision float32 --data.cache {tmp_path}/cache "
         f"--rates 1e-3 1e-2 --router-rates 1e-2 --seeds 1 --out {tmp_path}/out"

@@ -138,7 +138,7 @@ def test_the_mean_length_is_that_of_the_training_set(name):
         ("chains", {"ask": "statements"}, "order"),
         ("chains", {"values": 1}, "values"),
         ("chains", {"depth": 1, "chains": 1, "count": 99}, "only"),
-        ("chains", {"learnt": 2}, "learnt"),
+        ("chains", {"learned": 2}, "learned"),
     ],
 )
 def test_what_cannot_be_is_refused(name, options, named):

@@ -139,13 +139,6 @@ def test_statements_stand_in_the_order_that_is_asked_for(order):
     assert in_levels == 100 and len(chained) == 4 if order == "levels" else in_levels < 20
 
 
-def test_only_the_learned_levels_are_asked_for_in_training():
-    for split in ("train", "validation", "test"):
-        for problem in chains.generate(split=split, count=20, seed=0, learned=2):
-            assert set(problem.levels) == set(range(1, 3 if split == "train" else 7))
-            assert len(read_statements(problem)) == 12
-
-
 def test_no_short_way_answers_deep_levels():
     """The sign of the variable's own statement, and the product of all, are a guess of level 3."""
     right, problems = Counter(), chains.generate(count=800, seed=0)

@@ -1,6 +1,6 @@
 """The model card of ``save_pretrained``: what a model is, was made from, and is loaded by.
 
-A run replaces it by one that also says how the model was trained. The user adds the licence.
+A run adds how the model was trained. The user adds the licence.
 """
 
 import os

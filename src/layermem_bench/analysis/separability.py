@@ -15,7 +15,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.manifold import TSNE
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -97,46 +97,27 @@ class Separability(NamedTuple):
 
 
 def separability(
-    features: np.ndarray,
-    labels: np.ndarray,
-    *,
-    probe: Probe = "paper",
-    groups: np.ndarray | None = None,
+    features: np.ndarray, labels: np.ndarray, *, probe: Probe = "paper"
 ) -> Separability:
-    """Fit a probe that predicts labels [N] from features [N, F]; return its accuracy.
-
-    ``groups`` [N]: occurrences of one group are in one fold, and the control shuffles labels within
-    each group; None: every occurrence is by itself.
-    """
+    """Fit a probe that predicts labels [N] from features [N, F]; return its accuracy."""
     features, labels = np.asarray(features, dtype=np.float32), np.asarray(labels)
     check_finite(features, "occurrence")
     classes, labels = np.unique(labels, return_inverse=True)
     predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
-    folding = StratifiedKFold if groups is None else StratifiedGroupKFold
-    splits = folding(FOLDS, shuffle=True, random_state=0)
+    splits = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
 
     def accuracies(of: np.ndarray) -> tuple[float, ...]:
         return tuple(
             float((predict(features[a], of[a], features[b], len(classes)) == of[b]).mean())
-            for a, b in splits.split(features, of, groups)
+            for a, b in splits.split(features, of)
         )
 
     return Separability(
         folds=accuracies(labels),
-        shuffled=float(np.mean(accuracies(_shuffle(labels, groups)))),
+        shuffled=float(np.mean(accuracies(shuffled))),
         chance=float(np.bincount(labels).max() / len(labels)),
     )
-
-
-def _shuffle(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Return the labels in another order; with groups, each label stays in its group."""
-    generator = np.random.default_rng(0)
-    if groups is None:
-        return np.asarray(generator.permutation(labels))
-    order = np.lexsort((generator.random(len(labels)), groups))
-    shuffled = np.empty_like(labels)
-    shuffled[np.argsort(groups, kind="stable")] = labels[order]
-    return shuffled
 
 
 def _predict_by_paper_probe(

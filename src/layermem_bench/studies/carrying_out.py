@@ -69,8 +69,9 @@ def carry_out(
         train_missing(_unrecorded(attempts, recorded), out, launch)
         counting: planning.Plan = {}
         for board in stage:
-            done[board.name] = _plan(study, board, recorded, done, steps.get(board.name))
-            counting |= done[board.name].counting
+            of_board = _plan(study, board, recorded, done, steps.get(board.name))
+            done[board.name], lost = of_board, of_board.lost
+            counting |= {n: run for n, run in of_board.runs.items() if run.labels.arm not in lost}
         try:
             train_missing(_unrecorded(counting, recorded), out, launch)
         except RuntimeError as error:
@@ -210,13 +211,13 @@ def _sigterm_raises() -> Iterator[None]:
 
 def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None:
     """Log how a run ended; return how it failed, None if it did not."""
-    if divergence := records.read_divergence(folder, run.id):
-        logger.warning("%s diverged, %s", name, divergence)
+    record = records.read_record(name, run, folder)
+    if record.state == "diverged":
+        logger.warning("%s diverged, %s", name, record.note)
         return None
-    if folder.final.exists():
-        loss = records.read_record(name, run, folder).metrics[LOSS]
+    if record.state == "ended":
         (folder.path / ERRORS).unlink(missing_ok=True)
-        logger.info("%s: validation loss %.4f", name, loss)
+        logger.info("%s: validation loss %.4f", name, record.metrics[LOSS])
         return None
     if code < 0:
         hint = "; was there too little memory?" if code == -signal.SIGKILL else ""
@@ -224,7 +225,7 @@ def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None
     else:
         how = f"ended with exit code {code}" if code else "stopped before its last step"
     _append_note(folder, how)
-    reason = records.read_failure(folder) or how
+    reason = records.read_record(name, run, folder).note or how
     logger.error("%s %s", name, reason)
     return reason
 

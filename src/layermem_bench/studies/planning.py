@@ -60,11 +60,6 @@ class Done:
     """The runs that count, of all arms; those of lost ones are not trained."""
     steps: MeasuredSteps | None
 
-    @property
-    def counting(self) -> Plan:
-        """Return the runs that count and are trained."""
-        return {name: run for name, run in self.runs.items() if run.labels.arm not in self.lost}
-
 
 def stages(boards: Iterable[Board]) -> list[list[Board]]:
     """Return the boards in the order of training: those that others start from come first."""

@@ -142,7 +142,8 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
         speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
         validations = _validations(rows)
         # Before the final model is there, it may be of an attempt that did not count.
-        solved = _solved(folder) if state == "ended" else None
+        is_solved = state == "ended" and folder.result.exists()
+        solved = Solved.from_json(folder.result.read_text("utf-8")) if is_solved else None
         return RunRecord(
             name=name,
             run_id=run.id,
@@ -163,11 +164,11 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
 
 def _state(run: Run, folder: RunFolder) -> tuple[State, str]:
     """Return where a run stands, and of one that did not end what was seen."""
-    if divergence := read_divergence(folder, run.id):
-        return "diverged", divergence
+    if recorded := folder.divergence(run.id):
+        return "diverged", f"step {recorded['step']:,}: {recorded['message']}"
     if folder.final.exists():
         return "ended", ""
-    if failure := read_failure(folder):
+    if failure := _failure(folder):
         return "failed", failure
     return ("begun" if folder.metrics.exists() else "not begun"), ""
 
@@ -182,13 +183,6 @@ def _validations(rows: Sequence[Mapping[str, Any]]) -> tuple[Validation, ...]:
             values["flops"] = row["tokens"] * counted[-1]
         validations.append(from_dict(Validation, values, ""))
     return tuple(validations)
-
-
-def _solved(folder: RunFolder) -> Solved | None:
-    """Return what the final model of a run on a task solves; None: nothing is recorded."""
-    if not folder.result.exists():
-        return None
-    return Solved.from_json(folder.result.read_text(encoding="utf-8"))
 
 
 def _metrics(
@@ -221,19 +215,12 @@ def check_usable(folder: RunFolder, run: Run) -> None:
         read_record(folder.path.name, run, folder)
 
 
-def read_divergence(folder: RunFolder, run_id: str) -> str | None:
-    """Return at which step a run diverged, and what was seen; None: it has not diverged."""
-    recorded = folder.divergence(run_id)
-    return f"step {recorded['step']:,}: {recorded['message']}" if recorded else None
-
-
-def read_failure(folder: RunFolder) -> str | None:
-    """Return how the last attempt at a run failed, and the last line that it wrote; None: it did
+def _failure(folder: RunFolder) -> str:
+    """Return how the last attempt at a run failed, and the last line that it wrote; empty: it did
     not fail."""
-    error = folder.path / ERRORS
-    if folder.final.exists() or not error.exists():
-        return None
-    note, said = "", ""
+    error, note, said = folder.path / ERRORS, "", ""
+    if not error.exists():
+        return ""
     for line in error.read_text("utf-8", "replace").splitlines():
         if line.startswith(NOTE):
             note = line.removeprefix(NOTE)
@@ -241,9 +228,9 @@ def read_failure(folder: RunFolder) -> str | None:
         elif line.strip():
             # Without its own folder, equal failures of two runs read alike.
             said = line.strip().replace(str(folder.path), "RUN")
-    if not note or note.startswith(("begun", "stopped")):
-        return None
-    return f"{note}: {said}" if said else note
+    if note.startswith(("begun", "stopped")):
+        return ""
+    return f"{note}: {said}" if note and said else note
 
 
 @contextmanager

@@ -58,7 +58,6 @@ def generate(
     order: Order = "shuffled",
     ask: Ask = "end",
     names: Names = "random",
-    learned: int | None = None,
     values: int | None = None,
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``chains`` chains, each of ``depth`` variables.
@@ -69,8 +68,7 @@ def generate(
     search.
 
     Variables are asked for after all statements, in random order (``ask`` is end), or each where
-    its statement ends (statements); in the training set only those up to level ``learned`` (None:
-    all), so that the other splits show whether deeper ones are reached.
+    its statement ends (statements).
 
     ``values`` is the number of different values that chains may begin with; None: signs are asked
     for, and every chain begins with 1.
@@ -93,7 +91,6 @@ def generate(
         "levels, not shuffled",
     )
     draw = random.Random(f"{split}-{seed}")
-    deepest = depth if learned is None or split != "train" else learned
 
     def draw_problem() -> Queried | None:
         statements = _draw_statements(draw, depth, chains, values)
@@ -105,7 +102,7 @@ def generate(
             statements = _named_by_places(statements)
         if not is_in_split(" ; ".join(sorted(map(_write, statements))), split):
             return None
-        return _as_problem(draw, statements, deepest, ask)
+        return _as_problem(draw, statements, ask)
 
     sizes = f"depth {depth}, chains {chains}, order {order}, split {split}"
     return draw_different(draw_problem, count, sizes)
@@ -170,11 +167,9 @@ def _named_by_places(statements: Sequence[Statement]) -> list[Statement]:
     return [(called[name], sign, called.get(base, base)) for name, sign, base in statements]
 
 
-def _as_problem(
-    draw: random.Random, statements: Sequence[Statement], deepest: int, ask: Ask
-) -> Queried:
-    """Write the statements, and ask for all variables up to a level."""
-    solved = {name: found for name, found in solve(statements).items() if found[1] <= deepest}
+def _as_problem(draw: random.Random, statements: Sequence[Statement], ask: Ask) -> Queried:
+    """Write the statements, and ask for all variables."""
+    solved = solve(statements)
     words = [word for statement in statements for word in (*_write(statement).split(), _END)]
     if ask == "statements":
         ends = [at for at, word in enumerate(words) if word == _END]
