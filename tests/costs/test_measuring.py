@@ -11,12 +11,7 @@ from tiny import TINY
 from layermem import list_variants
 from layermem_bench.config import computing
 from layermem_bench.costs import measuring
-from layermem_bench.costs.measuring import (
-    Shape,
-    measure,
-    measure_peak_memory,
-    time_interleaved,
-)
+from layermem_bench.costs.measuring import Shape, measure, measure_peak_memory, time_interleaved
 
 # What compiles for seconds.
 SHALLOW = {**TINY, "num_hidden_layers": 2}
@@ -121,9 +116,7 @@ def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not measuring._can_measure_peak(), reason="this system does not say its peak memory"
-)
+@pytest.mark.skipif(not measuring._can_measure_peak(), reason="the system does not say its peak")
 def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
     model = ("plain", {**TINY, "vocab_size": 20_000, "hidden_size": 128})
     weights = 4 * 2 * 20_000 * 128
