@@ -20,7 +20,7 @@ from matplotlib.patches import FancyBboxPatch
 from results_tables import answer, questions, recorded, recorded_lines
 
 from layermem_bench.analysis.result import Analysis
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.evals.result import EvalResult
 from layermem_bench.pages import analysis, figures
 from layermem_bench.pages.numbers import format_interval

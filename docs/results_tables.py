@@ -32,7 +32,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Literal, get_args
 
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.evals.result import EvalResult
 from layermem_bench.pages.eval import over_seeds
 from layermem_bench.pages.numbers import format_interval, format_p, with_p

@@ -7,7 +7,7 @@ import pytest
 import results_tables as script
 from made_up import a_comparison, a_result
 
-from layermem_bench.config.result_files import to_json
+from layermem_bench.config.typed_dicts import to_json
 from layermem_bench.paper import names
 from layermem_bench.studies.result import PaperNumber, RunRecord
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.pages.study import tables
 from layermem_bench.studies.result import StudyResult
 

@@ -19,8 +19,8 @@ from layermem_bench.analysis.analyze import analyze
 from layermem_bench.analysis.entropy import matrix_entropy, standardise
 from layermem_bench.analysis.result import Analysis, AnalysisOptions
 from layermem_bench.analysis.routing import mean_heatmap
-from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Task
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.run.training import train
 from layermem_bench.text.tokenizers import load_tokenizer
 

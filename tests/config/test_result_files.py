@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from layermem_bench.config.result_files import from_json, read_result, to_json
+from layermem_bench.config.typed_dicts import from_json, read_result, to_json
 
 
 @dataclass(frozen=True, kw_only=True)

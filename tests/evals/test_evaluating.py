@@ -8,8 +8,8 @@ from eval_fixtures import docs, our_model
 from scipy import stats
 from small_run import a_run
 
-from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Task
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.evals.evaluating import evaluate_checkpoints
 from layermem_bench.evals.losses import _rows
 from layermem_bench.evals.perplexity import perplexity

@@ -4,7 +4,7 @@ import pytest
 
 from layermem.models.registry import lookup
 from layermem_bench import cli
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.paper import get_artefact, names, state_of
 from layermem_bench.paper.artefact import SCALES
 from layermem_bench.paper.evaluated import COLUMNS

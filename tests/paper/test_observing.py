@@ -16,7 +16,7 @@ from small_run import a_run
 from layermem_bench import cli
 from layermem_bench.analysis import analyze
 from layermem_bench.analysis.result import Layout
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.costs.measuring import Measurement
 from layermem_bench.evals import evaluating
 from layermem_bench.evals.result import Row, Score

@@ -7,8 +7,8 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES, record
 
-from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Compute, Data, Optim, Run
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.studies import boards as study_boards
 from layermem_bench.studies.boards import board_of, study_of_variants

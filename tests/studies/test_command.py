@@ -15,8 +15,8 @@ from small_run import a_run
 
 from layermem_bench import cli
 from layermem_bench.cli.options import resolve_run
-from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import Labels, to_dict
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.run.folder import RunFolder, load_run
 from layermem_bench.studies.boards import as_named_arm
 from layermem_bench.studies.result import LOSS, StudyResult

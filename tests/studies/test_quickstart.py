@@ -9,7 +9,7 @@ from tiny import TINY
 import layermem
 from layermem_bench import cli
 from layermem_bench.cli.quickstart import sentence
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.studies.result import StudyResult
 
 

@@ -8,8 +8,8 @@ from layermem_bench.cli.study import OfRecipe, parse, study_of
 from layermem_bench.pages import study as page
 from layermem_bench.studies.boards import parse_arms
 from layermem_bench.studies.carrying_out import carry_out
+from layermem_bench.studies.comparing import rank_correlations
 from layermem_bench.studies.planning import trials
-from layermem_bench.studies.ranks import rank_correlations
 
 FEW = "plain,lime,value_residual,denseformer"
 PLACE = {name: place for place, name in enumerate(FEW.split(","))}

@@ -7,8 +7,8 @@ from host_models import make_host
 from launchers import InThisProcess, MadeUp, use
 
 from layermem_bench import cli
-from layermem_bench.config.result_files import read_result
 from layermem_bench.config.run import HOST, Host, Model, Run
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.costs.measuring import time_interleaved
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.run_config import recorded_run

@@ -13,7 +13,7 @@ from layermem_bench.analysis.result import Analysis, AnalysisOptions, ModelAnaly
 from layermem_bench.analysis.routing import weights_over_depth, what_routers_read
 from layermem_bench.analysis.separability import words_by_layer
 from layermem_bench.analysis.texts import choose_texts
-from layermem_bench.config.result_files import to_json
+from layermem_bench.config.typed_dicts import to_json
 from layermem_bench.run.trained_models import Checkpoint, load_model, open_checkpoints
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ def report(options: Report, command: str) -> None:
         if options.table.suffix not in (".csv", ".parquet"):
             raise ValueError(f"--table must end in .csv or .parquet, got {options.table}")
         options.table.parent.mkdir(parents=True, exist_ok=True)
-        from layermem_bench.config.result_files import read_result
+        from layermem_bench.config.typed_dicts import read_result
         from layermem_bench.studies.result import StudyResult
 
         results = [read_result(StudyResult, each) for each in options.runs if each.is_file()]

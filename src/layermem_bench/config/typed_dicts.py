@@ -1,8 +1,10 @@
-"""Dataclasses to plain dicts and back, every value checked against the type of its field.
+"""Dataclasses to plain dicts and back, every value checked against the type of its field; results
+as JSON files: {"kind": "analysis", "version": 1, "command": ..., ...}.
 
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
 ``Literal``, bool, int, float, str and ``Any``. Where a float is asked for, an int is taken, and a
-text such as 1e-3, which is no number to YAML; nothing else is converted.
+text such as 1e-3, which is no number to YAML; nothing else is converted. A file of another kind or version is refused: a
+changed field would be a plausible wrong number.
 """
 
 import functools
@@ -12,7 +14,8 @@ import typing
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 _T = TypeVar("_T")
 
@@ -89,3 +92,47 @@ def _checked_scalar(hint: Any, value: Any, path: str) -> Any:
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
         raise ValueError(f"{path} must be {getattr(hint, '__name__', hint)}, got {value!r}")
     return value
+
+
+class Result(Protocol):
+    """A dataclass that is written to a file of its own."""
+
+    KIND: ClassVar[str]
+    """Name of the kind of result; its file in a folder is KIND.json."""
+    VERSION: ClassVar[int]
+    """Raised whenever a field is added, taken out or changes its meaning."""
+    COMMAND: ClassVar[str]
+    """Command that writes it, without options."""
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_R = TypeVar("_R", bound=Result)
+
+
+def to_json(result: Result) -> str:
+    """Return a result as JSON, with its kind and version."""
+    values = {"kind": result.KIND, "version": result.VERSION, **to_dict(result)}
+    # What is not finite has no word in JSON, and other readers would refuse the file.
+    return json.dumps(values, indent=1, allow_nan=False) + "\n"
+
+
+def from_json(cls: type[_R], text: str, where: str) -> _R:
+    """Return the result that ``to_json`` wrote; ``where`` names its file in errors."""
+    try:
+        values = json.loads(text)
+        of = values.pop("kind"), values.pop("version")
+        if of != (cls.KIND, cls.VERSION):
+            raise ValueError(f"version {of[1]} of {of[0]}, not {cls.VERSION} of {cls.KIND}")
+        return from_dict(cls, values, "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{where} is not what {cls.COMMAND} writes ({error}): write it again with that command"
+        ) from error
+
+
+def read_result(cls: type[_R], path: Path) -> _R:
+    """Return the result in a file, or in the file KIND.json of a folder."""
+    file = path / f"{cls.KIND}.json" if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist; {cls.COMMAND} writes it")
+    return from_json(cls, file.read_text(encoding="utf-8"), str(file))

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.result_files import to_json
 from layermem_bench.config.run import Run
+from layermem_bench.config.typed_dicts import to_json
 from layermem_bench.evals.benchmark_records import find_tasks
 from layermem_bench.evals.benchmarks import measure_benchmarks
 from layermem_bench.evals.grammar import measure_grammar

@@ -9,8 +9,7 @@ from dataclasses import replace
 from layermem_bench.pages.numbers import format_interval, format_number, format_p, format_pairs
 from layermem_bench.pages.page import Table
 from layermem_bench.statistics import NOISE, mean_by_seed, price_of_looks
-from layermem_bench.studies.comparing import JudgedClaim, Line, judge, lines_of
-from layermem_bench.studies.ranks import rank_correlations
+from layermem_bench.studies.comparing import JudgedClaim, Line, judge, lines_of, rank_correlations
 from layermem_bench.studies.result import (
     ABOVE_PLAIN,
     BY_LAYER,

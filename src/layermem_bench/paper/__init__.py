@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from layermem_base.plugins import unknown_name
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.paper import costs, evaluated, inside, trained
 from layermem_bench.paper.artefact import FINEWEB, SEEDS, Artefact
 from layermem_bench.studies.carrying_out import result_folder

@@ -20,7 +20,7 @@ from layermem_bench.analysis.result import (
     Representation,
     to_rows,
 )
-from layermem_bench.config.result_files import read_result
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.paper.artefact import (
     Artefact,
     Runs,

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 
 from layermem_base.files import write_atomically
-from layermem_bench.config.result_files import to_json
 from layermem_bench.config.run import Run
+from layermem_bench.config.typed_dicts import to_json
 from layermem_bench.costs.model_sizes import unknown_size
 from layermem_bench.run.folder import ERRORS, RunFolder
 from layermem_bench.run.progress import RunsProgress

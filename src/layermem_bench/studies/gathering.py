@@ -11,8 +11,8 @@ from typing import Any
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.parts import Labels
-from layermem_bench.config.result_files import read_result, to_json
 from layermem_bench.config.run import Run
+from layermem_bench.config.typed_dicts import read_result, to_json
 from layermem_bench.costs.closed_forms import costs_of_runs
 from layermem_bench.costs.model_sizes import trained_fields
 from layermem_bench.run.folder import RunFolder, recorded_run, unique_names

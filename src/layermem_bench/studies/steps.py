@@ -13,8 +13,8 @@ import torch
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.computing import choose_loss_chunk, uses_bfloat16
-from layermem_bench.config.result_files import read_result, to_json
 from layermem_bench.config.run import Run
+from layermem_bench.config.typed_dicts import read_result, to_json
 from layermem_bench.costs.measuring import (
     Shape,
     Step,
