@@ -3,8 +3,8 @@ as JSON files: {"kind": "analysis", "version": 1, "command": ..., ...}.
 
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
 ``Literal``, bool, int, float, str and ``Any``. Where a float is asked for, an int is taken, and a
-text such as 1e-3, which is no number to YAML; nothing else is converted. A file of another kind or version is refused: a
-changed field would be a plausible wrong number.
+text such as 1e-3, which is no number to YAML; nothing else is converted. A file of another kind or
+version is refused: a changed field would be a plausible wrong number.
 """
 
 import functools
