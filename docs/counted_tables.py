@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from layermem_bench.config.devices import get_device
+from layermem_bench.config.computing import get_device
 from layermem_bench.costs.closed_forms import count_cost, count_family
 from layermem_bench.costs.model_sizes import model_sizes, runs_of_arms
 from layermem_bench.costs.plan import Plan, plan

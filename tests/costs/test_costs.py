@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import layermem
 from layermem.models.registry import list_variants, lookup
 from layermem_bench import cli, presets
+from layermem_bench.config.computing import get_device
 from layermem_bench.config.counting import count_parameters
-from layermem_bench.config.devices import get_device
 from layermem_bench.config.run import Compute, Data, Optim, Run
 from layermem_bench.costs import measuring
 from layermem_bench.costs.closed_forms import Cost, count_cost, count_family, forward_flops

@@ -13,7 +13,7 @@ from rich.console import Console
 from small_run import Interrupted, a_run, interrupt, stop_at
 
 from layermem_bench import cli
-from layermem_bench.config.devices import peak_flops_of
+from layermem_bench.config.computing import peak_flops_of
 from layermem_bench.run import progress
 from layermem_bench.run.progress import RunsProgress
 from layermem_bench.run.training import train

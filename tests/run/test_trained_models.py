@@ -13,8 +13,14 @@ from tiny import TINY
 
 from layermem.retrofit import attach, router_parameters, save_routers
 from layermem_bench.config.run import Data
-from layermem_bench.run.earlier_stages import Lineage, Stage, write_lineage
-from layermem_bench.run.trained_models import check_causal, load_model, open_checkpoints
+from layermem_bench.run.trained_models import (
+    Lineage,
+    Stage,
+    check_causal,
+    load_model,
+    open_checkpoints,
+    write_lineage,
+)
 from layermem_bench.run.training import train
 from layermem_bench.tasks.registry import get_task
 from layermem_bench.text.tokenizers import load_tokenizer

@@ -8,8 +8,7 @@ import tyro
 
 from layermem_base.number_ranges import SHARE, at_least, number
 from layermem_bench.cli.screen import show
-from layermem_bench.config.computing import Mode, Precision
-from layermem_bench.config.devices import Device, get_device
+from layermem_bench.config.computing import Device, Mode, Precision, get_device
 from layermem_bench.config.run import Run
 
 

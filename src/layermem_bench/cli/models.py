@@ -54,7 +54,7 @@ def models(options: Models, command: str) -> None:
         return
     from layermem.convert.converting import convert
     from layermem_bench.config.named import check_options, parse_options
-    from layermem_bench.run.earlier_stages import read_lineage
+    from layermem_bench.run.trained_models import read_lineage
 
     check_options("convert", options.options)
     # It goes into the new config with all that the old one says; a damaged one is refused.

@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from layermem_bench.config.computing import choose_loss_chunk, sequences_at_once
+from layermem_bench.config.computing import Device, choose_loss_chunk, sequences_at_once
 from layermem_bench.config.counting import count_linear_weights, count_parameters
-from layermem_bench.config.devices import Device
 from layermem_bench.config.run import Run
 from layermem_bench.costs.closed_forms import count_handed_on, forward_flops
 from layermem_bench.costs.model_sizes import model_fields, model_sizes

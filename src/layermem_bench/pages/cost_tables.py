@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from layermem_bench.config.computing import Mode
-from layermem_bench.config.devices import Device
+from layermem_bench.config.computing import Device, Mode
 from layermem_bench.costs.closed_forms import Cost
 from layermem_bench.costs.measuring import Measurement
 from layermem_bench.costs.plan import Plan

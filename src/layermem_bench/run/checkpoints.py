@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from layermem_bench.config.run import Run
-from layermem_bench.run.earlier_stages import ORIGIN
 from layermem_bench.run.processes import whole
+from layermem_bench.run.trained_models import ORIGIN
 
 _TRAINING = "training.pt"
 

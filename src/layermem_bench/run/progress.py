@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from layermem.models.lime_router import LimeRouter
 from layermem.models.routers import router_metrics
 from layermem_base.files import write_atomically
+from layermem_bench.config.computing import peak_flops_of
 from layermem_bench.config.counting import count_forward_flops
-from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.config.run import Run
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.run.optimizer import DECAYED, PLAIN, is_ours

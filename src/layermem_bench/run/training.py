@@ -16,7 +16,6 @@ from layermem_bench.config.computing import sequences_at_once, uses_bfloat16
 from layermem_bench.config.hashing import digest
 from layermem_bench.config.run import Run
 from layermem_bench.run.checkpoints import whole_weights
-from layermem_bench.run.earlier_stages import check_earlier_stages, stage_of, write_lineage
 from layermem_bench.run.folder import RunFolder, Solved, read_config, step_of, temporary_folder
 from layermem_bench.run.learning import Evaluate, prepare_learning
 from layermem_bench.run.loop import Loop
@@ -24,6 +23,7 @@ from layermem_bench.run.processes import NotFiniteError, join_processes, process
 from layermem_bench.run.progress import check_trackers
 from layermem_bench.run.run_config import claim_folder, record_beginning
 from layermem_bench.run.setup import check_options, merge_lora, weights_digest
+from layermem_bench.run.trained_models import check_earlier_stages, stage_of, write_lineage
 
 logger = logging.getLogger(__name__)
 

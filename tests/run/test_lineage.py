@@ -15,14 +15,14 @@ from layermem.convert.converting import convert
 from layermem.models.configuration import LINEAGE as FIELD
 from layermem.retrofit import attach, save_routers
 from layermem_bench.config.run import HOST, Data, Host, Model, Run, Task
-from layermem_bench.run.earlier_stages import (
+from layermem_bench.run.learning import build_problem_datasets
+from layermem_bench.run.trained_models import (
     Lineage,
     check_earlier_stages,
     read_lineage,
     stage_of,
     write_lineage,
 )
-from layermem_bench.run.learning import build_problem_datasets
 from layermem_bench.run.training import train
 from layermem_bench.tasks import prosqa
 from layermem_bench.text.blocks import SIZE, Sketch
