@@ -126,7 +126,7 @@ def test_a_command_ends_when_its_worker_is_interrupted(tmp_path):
 def alone(tmp_path_factory):
     """A run that was trained here; long enough to be killed in its middle."""
     folder = tmp_path_factory.mktemp("alone")
-    run = a_run(folder, max_steps=200, eval_every=100, save_every=10)
+    run = a_run(folder, max_steps=200, eval_every=200, save_every=40)
     return run, train(run, folder / "run")
 
 
