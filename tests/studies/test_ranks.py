@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from layermem_bench.studies import ranks
+from layermem_bench.studies import comparing
 
 
 def found_below(count, arms, seeds, noise, turned=0.0):
@@ -17,7 +17,7 @@ def found_below(count, arms, seeds, noise, turned=0.0):
         drawn = generator.normal(size=(2, arms, seeds)) * noise
         common = generator.normal(size=(2, 1, seeds))
         boards = places + drawn[0] + common[0], 0.1 * (others + 1.5 * drawn[1]) + common[1]
-        bound = ranks._if_alike(boards, np.random.default_rng(0))
+        bound = comparing._if_alike(boards, np.random.default_rng(0))
         value = spearmanr(*(board.mean(-1) for board in boards)).statistic
         below += bound is not None and value < bound
     return below
@@ -25,7 +25,7 @@ def found_below(count, arms, seeds, noise, turned=0.0):
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr(ranks, "_DRAWS", 200)
+    monkeypatch.setattr(comparing, "_DRAWS", 200)
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3, 1.0])
@@ -43,14 +43,14 @@ def test_arms_that_differ_by_no_more_than_seeds_cannot_be_compared():
     generator = np.random.default_rng(0)
     flat = generator.normal(size=(6, 4))
     flat -= flat.mean(-1, keepdims=True)
-    assert ranks._if_alike([flat, flat], generator) is None
+    assert comparing._if_alike([flat, flat], generator) is None
     # Without noise any other order is another.
     exact = np.arange(5.0)[:, None] + np.zeros((5, 3))
-    assert ranks._if_alike([exact, exact], generator) == pytest.approx(1)
+    assert comparing._if_alike([exact, exact], generator) == pytest.approx(1)
 
 
 def test_correlations_are_those_of_scipy():
     one, other = np.random.default_rng(0).integers(4, size=(2, 20, 6)).astype(float)
     expected = [spearmanr(a, b).statistic for a, b in zip(one, other, strict=True)]
-    np.testing.assert_allclose(ranks._spearman(one, other), expected)
-    assert np.isnan(ranks._spearman(np.ones((1, 6)), one[:1]))[0]
+    np.testing.assert_allclose(comparing._spearman(one, other), expected)
+    assert np.isnan(comparing._spearman(np.ones((1, 6)), one[:1]))[0]
