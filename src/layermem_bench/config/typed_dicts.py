@@ -1,6 +1,6 @@
-"""Dataclasses to plain dicts and back, every value checked, and results as JSON files of these.
+"""Dataclasses to plain dicts and back, every value of its field's type; results as JSON files.
 
-    {"kind": "analysis", "version": 1, "command": ..., ...}
+A result file is {"kind": "analysis", "version": 1, "command": ..., ...}.
 
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
 ``Literal``, bool, int, float, str and ``Any``. Where a float is asked for, an int is taken, and a
