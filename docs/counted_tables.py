@@ -15,7 +15,7 @@ from layermem_bench.config.computing import get_device
 from layermem_bench.costs.closed_forms import count_cost, count_family
 from layermem_bench.costs.model_sizes import model_sizes, runs_of_arms
 from layermem_bench.costs.plan import Plan, plan
-from layermem_bench.pages.numbers import format_duration, in_bytes
+from layermem_bench.pages.page import format_duration, in_bytes
 from layermem_bench.presets import get_preset
 from layermem_bench.studies.boards import parse_arms
 

@@ -23,7 +23,7 @@ from layermem_bench.analysis.result import Analysis
 from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.evals.result import EvalResult
 from layermem_bench.pages import analysis, figures
-from layermem_bench.pages.numbers import format_interval
+from layermem_bench.pages.page import format_interval
 from layermem_bench.pages.study import learning_curves
 from layermem_bench.pages.study_tables import claim_text
 from layermem_bench.statistics import Interval, interval, paired

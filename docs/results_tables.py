@@ -35,8 +35,7 @@ from typing import Literal, get_args
 from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.evals.result import EvalResult
 from layermem_bench.pages.eval import over_seeds
-from layermem_bench.pages.numbers import format_interval, format_p, with_p
-from layermem_bench.pages.page import Table
+from layermem_bench.pages.page import Table, format_interval, format_p, with_p
 from layermem_bench.pages.study_tables import (
     TITLES,
     arms_table,

@@ -22,7 +22,7 @@ from layermem_bench.costs.measuring import Measurement
 from layermem_bench.costs.model_sizes import model_sizes, reshaped, runs_of_arms
 from layermem_bench.costs.plan import RATIOS, plan
 from layermem_bench.pages import cost_tables
-from layermem_bench.pages.numbers import in_bytes, with_unit
+from layermem_bench.pages.page import in_bytes, with_unit
 from layermem_bench.studies.boards import parse_arms
 from layermem_bench.text.tokenizers import load_tokenizer
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from layermem_bench.pages import numbers
-from layermem_bench.pages.numbers import format_ends, format_interval, format_number, format_p
+from layermem_bench.pages import page
+from layermem_bench.pages.page import format_ends, format_interval, format_number, format_p
 from layermem_bench.statistics import Interval
 
 
@@ -56,8 +56,8 @@ def test_small_numbers_have_five_digits_and_large_ones_a_unit():
     assert format_number(0.0123456, False) == "0.012346"
     assert format_number(-2.5e9, False, "+") == "-2.5B" and format_number(2e6, False, "+") == "+2M"
     assert format_number(0.5, True, "+") == "+50.0%"
-    assert list(map(numbers.format_duration, (90, 7200, 5))) == ["1.5 min", "2 h", "5 s"]
-    assert list(map(numbers.format_pairs, (None, 7, 12_000))) == ["", "7", "more than 10,000"]
+    assert list(map(page.format_duration, (90, 7200, 5))) == ["1.5 min", "2 h", "5 s"]
+    assert list(map(page.format_pairs, (None, 7, 12_000))) == ["", "7", "more than 10,000"]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_small_numbers_have_five_digits_and_large_ones_a_unit():
     ],
 )
 def test_from_a_twentieth_on_it_is_within_noise(p, written, beside):
-    assert format_p(p) == written and numbers.with_p("x", written) == beside
+    assert format_p(p) == written and page.with_p("x", written) == beside

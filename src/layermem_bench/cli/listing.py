@@ -41,8 +41,7 @@ class ListAny:
 def _presets(options: ListAny) -> "Table":
     from layermem_bench import presets
     from layermem_bench.costs.closed_forms import run_cost
-    from layermem_bench.pages.numbers import with_unit
-    from layermem_bench.pages.page import Table
+    from layermem_bench.pages.page import Table, with_unit
 
     rows = list[list[Any]]()
     for name in presets.names():

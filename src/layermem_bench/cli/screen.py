@@ -96,8 +96,7 @@ def show_estimate(run: "Run") -> None:
 
 def show_estimates(boards: "Sequence[Estimate]") -> None:
     """Print what runs would take here."""
-    from layermem_bench.pages.numbers import format_duration, with_unit
-    from layermem_bench.pages.page import Table
+    from layermem_bench.pages.page import Table, format_duration, with_unit
 
     rows = [
         {

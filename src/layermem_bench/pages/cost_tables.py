@@ -6,8 +6,7 @@ from layermem_bench.config.computing import Device, Mode
 from layermem_bench.costs.closed_forms import Cost
 from layermem_bench.costs.measuring import Measurement
 from layermem_bench.costs.plan import Plan
-from layermem_bench.pages.numbers import format_duration, in_bytes, with_unit
-from layermem_bench.pages.page import Table
+from layermem_bench.pages.page import Table, format_duration, in_bytes, with_unit
 
 # Of a number in bfloat16.
 _BYTES = 2

@@ -5,8 +5,18 @@ from collections.abc import Sequence
 from layermem_bench.evals import result as results
 from layermem_bench.evals.benchmark_records import TASKS
 from layermem_bench.evals.result import EvalResult, Row, Score
-from layermem_bench.pages import figures, numbers
-from layermem_bench.pages.page import Figure, Page, Section, Table
+from layermem_bench.pages import figures
+from layermem_bench.pages.page import (
+    Figure,
+    Page,
+    Section,
+    Table,
+    format_ends,
+    format_interval,
+    format_number,
+    format_p,
+    with_p,
+)
 from layermem_bench.statistics import NOISE, Interval, adjusted_p_values, interval, paired
 
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
@@ -46,8 +56,8 @@ def _scores(result: EvalResult, name: str) -> Table:
             name: row.name,
             "count": _size(row),
             **{m: _score(row.scores[m], kind) if m in row.scores else "" for m in result.models},
-            "chance": numbers.format_number(row.chance, True),
-            "most frequent": numbers.format_number(row.most_frequent, True),
+            "chance": format_number(row.chance, True),
+            "most frequent": format_number(row.most_frequent, True),
             "noted": _noted(row),
         }
         for row in rows
@@ -63,12 +73,12 @@ def _size(row: Row) -> str:
 
 def _score(score: Score, kind: results.Table) -> str:
     over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
-    return numbers.format_ends(score.value, score.interval, kind.is_share) + over
+    return format_ends(score.value, score.interval, kind.is_share) + over
 
 
 def _over(repeats: Interval) -> str:
     """Write half the width of an interval over seeds of few-shot examples."""
-    return f" ± {numbers.format_number(repeats.half, True)} over seeds"
+    return f" ± {format_number(repeats.half, True)} over seeds"
 
 
 def _noted(row: Row) -> str:
@@ -90,13 +100,11 @@ def _differences(result: EvalResult, name: str) -> Table:
         for model in others if row.differences else ():
             cells[model] = f"other {row.unit}"
             if (each := row.differences.get(model)) is not None:
-                text = numbers.format_ends(each.value, each.interval, is_share, "+")
+                text = format_ends(each.value, each.interval, is_share, "+")
                 ours, theirs = row.scores[model].repeats, row.scores[first].repeats
                 text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
                 one = each.p is None
-                cells[model] = (
-                    f"{text} (one item)" if one else numbers.with_p(text, numbers.format_p(each.p))
-                )
+                cells[model] = f"{text} (one item)" if one else with_p(text, format_p(each.p))
         rows += [cells] if row.differences else []
     noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
     return Table.of(rows, f"{noise} {_OVER_ITEMS}")
@@ -108,14 +116,14 @@ def over_seeds(result: EvalResult, name: str) -> Table:
     is_share, adjusted = result.tables[name].is_share, adjusted_p_values(differences)
     rows = {}
     for row, by_arm in values.items():
-        means = {arm: numbers.format_interval(interval(of), is_share) for arm, of in by_arm.items()}
+        means = {arm: format_interval(interval(of), is_share) for arm, of in by_arm.items()}
         rows[row] = {name: row, **means}
     for (row, arm), difference in differences.items():
         text, p = (
-            numbers.format_interval(difference, is_share, "+"),
-            numbers.format_p(adjusted[row, arm]),
+            format_interval(difference, is_share, "+"),
+            format_p(adjusted[row, arm]),
         )
-        rows[row][f"{arm} against {next(iter(result.arms))}"] = numbers.with_p(text, p)
+        rows[row][f"{arm} against {next(iter(result.arms))}"] = with_p(text, p)
     return Table.of(
         list(rows.values()),
         "Means over seeds of training with 95% intervals by Student's t; differences are taken "

@@ -1,5 +1,6 @@
-"""One HTML page that needs nothing else: no network, no other file, read on light and on dark."""
+"""One HTML page that needs nothing else, its tables, and how numbers are written there."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from layermem_base.files import write_atomically
+from layermem_bench.statistics import NOISE, Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +77,105 @@ def write_page(page: Page, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, environment.get_template("page.html").render(page=page))
+
+
+def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:
+    """Write a large number with its unit: 1.08B."""
+    for unit, size in (("T", 1e12), (billion, 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.{digits}g}{unit}"
+    return f"{number:.{digits}g}"
+
+
+def in_bytes(number: float, digits: int = 4) -> str:
+    """Write a number of bytes: 8.21GB."""
+    return f"{with_unit(number, digits, 'G')}B"
+
+
+def format_p(p: float | None) -> str:
+    """Write a p-value, and whether its difference is within noise; nothing where there is none."""
+    if p is None:
+        return ""
+    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < NOISE else ', within noise'}"
+
+
+def with_p(difference: str, p: str) -> str:
+    """Write a difference with its p-value as it is written, if it has one."""
+    p = p.partition(",")[0]
+    return f"{difference} (p {p if p.startswith('<') else f'= {p}'})" if p else difference
+
+
+def format_number(
+    value: float | None, is_share: bool, sign: str = "", decimals: int | None = None
+) -> str:
+    """Write a share in percent, a large number with its unit, a small one with five digits.
+
+    ``sign``: "+" shows that of a positive number too. ``decimals``: how many, where it is known.
+    """
+    if value is None:
+        return ""
+    if is_share:
+        return format(value, f"{sign}.{1 if decimals is None else decimals}%")
+    if abs(value) >= 1e6:
+        return ("-" if value < 0 else sign) + with_unit(abs(value))
+    if decimals is None:
+        # Five digits of what is small, such as the seconds of a step.
+        small = 0 < abs(value) < 0.1
+        decimals = 4 - math.floor(math.log10(abs(value))) if small else 4
+    return format(value, f"{sign}.{decimals}f")
+
+
+def format_interval(value: Interval | None, is_share: bool, sign: str = "") -> str:
+    """Write a mean with half the width of its interval, rounded to two digits of that.
+
+    Of a share, which has no sign, whose interval leaves 0 to 1: with the ends that are inside.
+    """
+    if value is None:
+        return ""
+    if not math.isfinite(value.half):
+        return f"{format_number(value.mean, is_share, sign)} (one seed)"
+    low, high = value.ends
+    if is_share and not sign and not 0 <= low <= high <= 1:
+        return format_ends(value.mean, (low, high), is_share)
+    decimals = _decimals(value.half, is_share)
+    shown = format_number(value.mean, is_share, sign, decimals)
+    return f"{shown} ± {format_number(value.half, is_share, decimals=decimals)}"
+
+
+def format_ends(value: float, ends: Sequence[float], is_share: bool, sign: str = "") -> str:
+    """Write a value with the ends of its interval, rounded to two digits of half its width.
+
+    Those of a share, which has no sign, lie in 0 to 1.
+    """
+    if not ends:
+        return format_number(value, is_share, sign)
+    if is_share and not sign:
+        ends = [min(1.0, max(0.0, end)) for end in ends]
+    decimals = _decimals((ends[1] - ends[0]) / 2, is_share)
+    middle, low, high = (format_number(v, is_share, sign, decimals) for v in (value, *ends))
+    return f"{middle} ({low} to {high})"
+
+
+def format_pairs(pairs: int | None) -> str:
+    """Write how many pairs of seeds would settle a difference; nothing where none would."""
+    return "" if pairs is None else "more than 10,000" if pairs > 10_000 else f"{pairs:,}"
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds in the unit that suits them."""
+    units = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
+    for unit, length in units:
+        if (count := seconds / length) >= 1:
+            return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def _decimals(half: float, is_share: bool) -> int | None:
+    """Return the decimals by which half a width has two digits; None: it is 0."""
+    shown = 100 * half if is_share else half
+    if not shown:
+        return None
+    decimals = max(0, 1 - math.floor(math.log10(shown)))
+    # 0.0996 is 0.100 by then.
+    rounded = round(shown, decimals)
+    return max(0, 1 - math.floor(math.log10(rounded))) if rounded else decimals

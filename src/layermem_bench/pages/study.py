@@ -7,8 +7,7 @@ from statistics import fmean
 from layermem_bench.pages import figures, study_tables
 from layermem_bench.pages.analysis import panels
 from layermem_bench.pages.cost_tables import cache_table, counted_table
-from layermem_bench.pages.numbers import format_interval
-from layermem_bench.pages.page import Figure, Page, Section, Table
+from layermem_bench.pages.page import Figure, Page, Section, Table, format_interval
 from layermem_bench.statistics import Interval, interval
 from layermem_bench.studies.comparing import RULE, judge, lines_of
 from layermem_bench.studies.result import Board, Condition, Drawing, StudyResult, Validation

@@ -6,8 +6,7 @@ Each is a list of columns over the lines of a comparison, or over what else was 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from layermem_bench.pages.numbers import format_interval, format_number, format_p, format_pairs
-from layermem_bench.pages.page import Table
+from layermem_bench.pages.page import Table, format_interval, format_number, format_p, format_pairs
 from layermem_bench.statistics import NOISE, mean_by_seed, price_of_looks
 from layermem_bench.studies.comparing import JudgedClaim, Line, judge, lines_of, rank_correlations
 from layermem_bench.studies.result import (
