@@ -1,5 +1,4 @@
-"""Values of arms by seed -> lines of a table; claims of the paper -> verdicts; two boards ->
-whether they rank the arms alike.
+"""Values by seed -> lines of a table; claims -> verdicts; two boards -> whether they rank alike.
 
 One way to say a difference: paired over seeds, with an interval by Student's t, a p-value adjusted
 for the arms (or claims) of its table and for looks, and the pairs that would settle it.
