@@ -1,12 +1,15 @@
 """Tables of what variants cost: counted, measured, of the whole family, and of training them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from layermem_bench.config.computing import Device, Mode
 from layermem_bench.costs.closed_forms import Cost
-from layermem_bench.costs.measuring import Measurement
 from layermem_bench.costs.plan import Plan
 from layermem_bench.pages.page import Table, format_duration, in_bytes, with_unit
+
+if TYPE_CHECKING:
+    from layermem_bench.costs.measuring import Measurement
 
 # Of a number in bfloat16.
 _BYTES = 2
@@ -51,7 +54,7 @@ def _line(row: Cost, write: Callable[[float], str], *numbers: float) -> Line:
     return _sizes(row), row.arm, [(write(number), number) for number in numbers]
 
 
-def measured_table(steps: Iterable[tuple[Cost, Mode, Measurement]], how: str) -> Table:
+def measured_table(steps: Iterable[tuple[Cost, Mode, "Measurement"]], how: str) -> Table:
     """Return the time and memory of a step, in the form of the paper's Table 9; ``how``: machine,
     precision, sequences of a step and number of rounds."""
     lines = [(f"{_sizes(row)}, {mode}", row.arm, _of_step(step)) for row, mode, step in steps]
@@ -59,7 +62,7 @@ def measured_table(steps: Iterable[tuple[Cost, Mode, Measurement]], how: str) ->
     return _beside_first(titles, lines, f"{how} {_STEPS}")
 
 
-def _of_step(step: Measurement) -> list[Amount]:
+def _of_step(step: "Measurement") -> list[Amount]:
     times = (step.seconds, step.low, step.high)
     median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
     peak = "unknown" if step.peak is None else in_bytes(step.peak)
