@@ -58,12 +58,12 @@ OF_OWN_HEADS = ("plain", "lime", "lime_half", "lime+hyper_connections", "lime+mu
 
 
 def a_config(case, **more):
-    variant, fields = CASES[case]
+    variant, fields = CASES.get(case, (case, {}))
     return lookup(variant).config(**{**SIZES, **fields, **more})
 
 
 def a_model(case, **more):
-    variant, fields = CASES[case]
+    variant, fields = CASES.get(case, (case, {}))
     entry = lookup(variant)
     model_class = entry.sequence_classification if "num_labels" in fields else entry.causal_lm
     model = make(model_class, a_config(case, **more)).double()
