@@ -97,6 +97,15 @@ def test_the_first_problems_stand_there_as_often_as_asked():
     assert digest(other.identity()) != digest(once.identity())
 
 
+def test_problems_have_a_digest_of_their_own():
+    """By which runs that are compared have learnt and validated the same."""
+    tokenizer = get_task("arithmetic").tokenizer(**SUMS.fields())
+    asked = (SUMS, replace(SUMS, test=9), replace(SUMS, seed=1), replace(SUMS, validation=6))
+    built = [build_problem_datasets(each, tokenizer) for each in asked]
+    first, same, *others = (digest([each.identity() for each in pair]) for pair in built)
+    assert first == same and len({first, *others}) == 3
+
+
 def test_every_epoch_is_a_permutation_of_its_own_that_the_seed_decides():
     order = list(order_of(7, 21, seed=0))
     epochs = [order[i : i + 7] for i in (0, 7, 14)]
