@@ -169,8 +169,9 @@ def test_a_guess_is_one_of_the_choices_or_the_most_frequent_answer():
     chance, most_frequent = benchmarks.baselines([sample(0, 0), sample(1, " yes"), three])
     assert chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3) and most_frequent == 1
     # Of a split without answers, to which every answer would be wrong.
-    with pytest.raises(ValueError, match="item 0 has no right answer"):
-        benchmarks.baselines([sample(0, -1)])
+    for target in (-1, 2):
+        with pytest.raises(ValueError, match="item 0 has no right answer"):
+            benchmarks.baselines([sample(0, target)])
 
 
 def test_ties_and_cut_prompts_are_counted():

@@ -255,7 +255,7 @@ def baselines(samples: Sequence[Sample]) -> tuple[float, float]:
         choices, target = [str(text).strip() for _, text in sample["arguments"]], sample["target"]
         # Of some tasks the place of the right answer, of others its text.
         place = target if isinstance(target, int) else choices.index(target.strip())
-        if place < 0:
+        if not 0 <= place < len(choices):
             raise ValueError(f"item {sample['doc_id']} has no right answer, but {target}")
         places[place] += 1
         texts[choices[place]] += 1
