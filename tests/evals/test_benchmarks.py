@@ -168,11 +168,18 @@ def test_a_guess_is_one_of_the_choices_or_the_most_frequent_answer():
     three = sample(2, 1, choices=(" no", " yes", " so"))
     chance, most_frequent = benchmarks.baselines([sample(0, 0), sample(1, " yes"), three])
     assert chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3) and most_frequent == 1
+    # Of a split without answers, to which every answer would be wrong.
+    for target in (-1, 2):
+        with pytest.raises(ValueError, match="item 0 has no right answer"):
+            benchmarks.baselines([sample(0, target)])
 
 
 def test_ties_and_cut_prompts_are_counted():
     score = benchmarks.score_answers([[sample(0, 0), sample(1, 1, values=(-1.0, -1.0))]])
     assert (score.value, score.counts) == (0.5, {"ties": 1, "prompts cut": 2})
+    # The first of such choices would be taken for the answer.
+    with pytest.raises(ValueError, match="item 3 is not finite"):
+        benchmarks.score_answers([[sample(3, 0, values=(float("nan"), -1.0))]])
 
 
 def test_tasks_by_name():

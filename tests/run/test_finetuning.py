@@ -80,6 +80,12 @@ def test_each_arm_starts_as_its_host_learns_and_trains_what_it_says(folder, arms
     assert "router_norm" in rows[0] and "router_norm" not in arms["plain"].rows()[1]
 
 
+def test_merged_lora_has_the_loss_that_was_validated(folder, arms, tmp_path):
+    run, options = arms["lora"], ("--host.memory", "none", "--host.train", "all")
+    again = finetuned(folder, tmp_path / "on", *options, base=str(run.final), steps=1).rows()[0]
+    assert again["val_loss"] == pytest.approx(run.rows()[-1]["val_loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["routers", pytest.param("lora", marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_ends_as_one_left_alone(kind, folder, tmp_path, monkeypatch):
     options = [*ARMS[kind], "--save-every", "2"]

@@ -88,6 +88,14 @@ def test_a_step_is_the_mean_over_all_of_its_labels(tmp_path, monkeypatch):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
+def test_gradients_that_are_not_clipped_have_their_norm_in_the_row(tmp_path):
+    free, bound = (
+        train(a_run(tmp_path, max_steps=2, optim={"clip": clip}), tmp_path / str(clip)).rows()
+        for clip in (0.0, 1e9)
+    )
+    assert [row["grad_norm"] for row in free[:2]] == [row["grad_norm"] for row in bound[:2]]
+
+
 def test_the_speed_is_that_of_training_steps_alone(tmp_path, monkeypatch):
     """A step takes a second, a validation a hundred, a save ten thousand."""
     seconds = [0.0]

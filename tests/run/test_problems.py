@@ -97,6 +97,15 @@ def test_the_first_problems_stand_there_as_often_as_asked():
     assert digest(other.identity()) != digest(once.identity())
 
 
+def test_problems_have_a_digest_of_their_own():
+    """By which runs that are compared have learnt and validated the same."""
+    tokenizer = get_task("arithmetic").tokenizer(**SUMS.fields())
+    asked = (SUMS, replace(SUMS, test=9), replace(SUMS, seed=1), replace(SUMS, validation=6))
+    built = [build_problem_datasets(each, tokenizer) for each in asked]
+    first, same, *others = (digest([each.identity() for each in pair]) for pair in built)
+    assert first == same and len({first, *others}) == 3
+
+
 def test_every_epoch_is_a_permutation_of_its_own_that_the_seed_decides():
     order = list(order_of(7, 21, seed=0))
     epochs = [order[i : i + 7] for i in (0, 7, 14)]
@@ -142,7 +151,7 @@ def test_a_run_leaves_its_result_and_resumes_alike(whole, tmp_path):
 
 @pytest.mark.parametrize(("save_every", "saved"), [(0, []), (3, [6, 8])])
 def test_a_model_whose_test_fails_is_kept(save_every, saved, whole, tmp_path, monkeypatch):
-    """The run has not ended; resumed, it solves without training again."""
+    """The run has not ended; resumed, it solves without training again, nor as in training."""
     run, whole = whole
     run = replace(run, save_every=save_every, keep=2)
 
@@ -156,7 +165,13 @@ def test_a_model_whose_test_fails_is_kept(save_every, saved, whole, tmp_path, mo
     folder = RunFolder(tmp_path / "failed")
     assert not folder.final.exists() and not folder.result.exists()
     monkeypatch.setattr(Loop, "train_step", None)
-    assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
+
+    def told(model, *asked):
+        # Where dropout would draw, and no cache be made.
+        assert not model.training
+        return evaluate(model, *asked)
+
+    assert train(run, folder.path, resume=True, evaluate=told).final.exists()
     assert curve(folder) == curve(whole)
     assert folder.result.read_text() == whole.result.read_text()
     assert [step_of(path) for path in folder.complete_checkpoints()] == saved

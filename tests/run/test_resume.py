@@ -206,6 +206,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(
     assert folder.final.exists() and not folder.diverged.exists()
 
 
+def test_a_validation_loss_that_is_not_finite_is_in_no_row(tmp_path, monkeypatch):
+    judge = Loop._judge
+    monkeypatch.setattr(Loop, "_judge", lambda self: judge(self) * torch.nan)
+    with pytest.raises(NotFiniteError, match="validation loss"):
+        train(a_run(tmp_path), tmp_path / "burst")
+    assert not [row for row in RunFolder(tmp_path / "burst").rows() if "val_loss" in row]
+
+
 # --- a full disk
 
 

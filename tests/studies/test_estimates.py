@@ -36,6 +36,9 @@ def test_what_is_still_to_come_is_counted(tmp_path, made_up, study):
     carry_out(study(), tmp_path, launcher=made_up)
     (between,) = estimate(study(), tmp_path)
     assert (between.trials, between.counting, between.recorded) == (6, 18, 23)
+    # How long the steps of an arm that joins take is not known yet.
+    more = study(conditions=("tokens", "time"), variants="plain,lime,mudd", rates=(), seeds=1)
+    assert [each.counting for each in estimate(more, tmp_path)] == [5]
     (new,) = estimate(study(conditions=("tokens",)), tmp_path)
     assert (new.recorded, new.counting) == (14, 9)
 

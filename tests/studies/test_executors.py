@@ -54,6 +54,15 @@ def test_a_run_on_several_gpus_of_a_cluster_is_as_many_processes(tmp_path, monke
     assert alone[1:4] == ("-m", "layermem", "train")
 
 
+def test_slurm_has_one_array_at_a_time(tmp_path):
+    """Each runs as many at once as are asked for."""
+    pytest.importorskip("submitit")
+    executor = on_slurm()
+    assert executor.room() == executors._LONGEST_ARRAY
+    executor._running["one"] = None, tmp_path
+    assert executor.room() == 0
+
+
 @pytest.mark.parametrize("launcher", ["slurm", "ray"])
 def test_what_a_launcher_needs_is_named(launcher, monkeypatch):
     def without(name):

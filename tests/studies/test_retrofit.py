@@ -119,8 +119,13 @@ def test_routers_have_rates_of_their_own():
 
 
 def test_what_is_asked_wrongly(tmp_path):
-    with pytest.raises(ValueError, match="--ways.*lora.*all"):
-        study(ways=("lora", "all"))
+    alike = replace(study().boards[0].base, host=Host(model="a", memory="none", train="all"))
+    for wrong in (("lora", "all"), ("plain", "some"), ("plain",)):
+        with pytest.raises(ValueError, match="--ways.*lora.*all"):
+            study(ways=wrong)
+    # All weights with memory would be all weights without any.
+    with pytest.raises(ValueError, match="--host.memory"):
+        study_of_retrofit(alike, (1e-3,), (1e-2,), (0,), ways=("plain", "all"))
     # A model has the sizes of its weights.
     with pytest.raises(ValueError, match="--conditions parameters"):
         carry_out(study(conditions=("parameters",)), tmp_path)

@@ -54,7 +54,9 @@ def test_steps_are_timed_in_turn_and_once(tmp_path):
     for changes, asked, named in (
         # Ratios to the plain decoder say nothing of those to LIMe.
         ({}, board_of(small, "lime,plain"), "first arm"),
-        ({"arms": {"lime": "0" * 12}}, board, "lime"),
+        ({"arms": {**recorded["arms"], "lime": "0" * 12}}, board, "lime"),
+        # As earlier versions wrote it, who knows of which sizes.
+        ({"arms": {}}, board, "plain, lime|lime, plain"),
         # Arms of two machines would stand side by side.
         ({"machine": "an abacus"}, joined, "machine"),
     ):

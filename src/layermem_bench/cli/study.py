@@ -14,7 +14,7 @@ from layermem_base.number_ranges import above, at_least, between, number
 from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
 from layermem_bench.cli.screen import show_estimates, show_result
 from layermem_bench.config.run import Run
-from layermem_bench.studies.executors import Launching
+from layermem_bench.studies.executors import Launching, executor_of
 from layermem_bench.studies.result import Scale
 
 if TYPE_CHECKING:
@@ -233,7 +233,6 @@ def study(options: Any, command: str) -> None:
         show_estimates(estimate(asked, options.out))
         return
     from layermem_bench.studies.carrying_out import carry_out, result_folder
-    from layermem_bench.studies.executors import executor_of
 
     result, failure = carry_out(asked, options.out, command, executor_of(options))
     show_result(result, result_folder(asked, options.out))

@@ -7,6 +7,7 @@ and choices that are equally probable.
 
 import importlib.util
 import logging
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -239,21 +240,23 @@ def score_answers(seeds: Sequence[Sequence[Sample]]) -> Score:
     counts = Counter[str]()
     for sample in (sample for samples in seeds for sample in samples):
         values = sorted(float(response[0]) for response in sample["filtered_resps"])
+        if not all(map(math.isfinite, values)):
+            raise ValueError(f"a log-probability of item {sample['doc_id']} is not finite")
         counts["ties"] += len(values) > 1 and values[-1] == values[-2]
         counts["prompts cut"] += len(sample["cut"])
     return replace(share_right(_right(seeds, "acc")), counts=+counts)
 
 
 def baselines(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Return the share of a guess, and that of always the most frequent right answer.
-
-    The latter is by the answer's text or by its place among the choices, whichever is larger.
-    """
+    """Return the share of a guess, and that of always the most frequent right answer, by the
+    answer's text or by its place among the choices, whichever is larger."""
     places, texts, chance = Counter[int](), Counter[str](), 0.0
     for sample in samples:
         choices, target = [str(text).strip() for _, text in sample["arguments"]], sample["target"]
         # Of some tasks the place of the right answer, of others its text.
         place = target if isinstance(target, int) else choices.index(target.strip())
+        if not 0 <= place < len(choices):
+            raise ValueError(f"item {sample['doc_id']} has no right answer, but {target}")
         places[place] += 1
         texts[choices[place]] += 1
         chance += 1 / len(choices)

@@ -228,10 +228,8 @@ def cut_windows(
 def _batched_losses(
     model: Any, windows: Iterator[Window], batch_size: int | None
 ) -> Iterator[tuple[Window, Losses]]:
-    """Yield each window, in some order, with the losses [scored] (nats) of its last tokens.
-
-    Windows are read as they are needed; those of about one length share a batch.
-    """
+    """Yield each window, in some order, with the losses [scored] (nats) of its last tokens. They
+    are read as they are needed; those of about one length share a batch."""
     while group := list(itertools.islice(windows, (batch_size or _MAX_ROWS) * _BATCHES_SORTED)):
         group.sort(key=lambda window: len(window.ids))
         while group:

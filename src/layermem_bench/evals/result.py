@@ -167,10 +167,8 @@ def share_right(repeats: Sequence[Sequence[int]]) -> Score:
 
 
 def compare_right(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference:
-    """Return the difference of two models, given 1 or 0 for each item, repeat by repeat.
-
-    The p-value is McNemar's, by the first repeat.
-    """
+    """Return the difference of two models, given 1 or 0 for each item, repeat by repeat; the
+    p-value is McNemar's, by the first repeat."""
     items = len(ours[0])
     sides = (ours, theirs)
     means = [[sum(item) / len(side) for item in zip(*side, strict=True)] for side in sides]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from layermem.models.configuration import LINEAGE
 from layermem.models.hub import find_commit
@@ -278,8 +278,6 @@ def check_earlier_stages(run: Run, held_out: Sketch) -> Lineage:
 
 
 def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, Any]:
-    from transformers import PreTrainedConfig
-
     try:
         saved: dict[str, Any] = PreTrainedConfig.get_config_dict(location, revision=revision)[0]
     except (OSError, ValueError):

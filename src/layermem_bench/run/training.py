@@ -124,6 +124,8 @@ def _end_as_in_training(model: Any, tokenizer: Any) -> None:
 def _save_result(loop: Loop, evaluate: Evaluate) -> None:
     """Have the final model solve the test problems; write each attempt, and the result."""
     run, folder = loop.run, loop.folder
+    # A run that goes on from its last step has validated nothing.
+    loop.model.eval()
     solved, attempts = evaluate(loop.model, loop.learning.tokenizer, run.task, "test")
     if not loop.is_first:
         return

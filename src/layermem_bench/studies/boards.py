@@ -201,8 +201,8 @@ def study_of_retrofit(
     Memory starts as the identity, so that all arms of a seed start from one loss. ``rates``:
     learning rates that every way tries but routers alone, which try ``router_rates``.
     """
-    if "plain" not in ways or not {*ways} <= WAYS.keys():
-        raise ValueError(f"--ways: name plain and others of {', '.join(WAYS)}, got {ways}")
+    if not {"plain"} < {*ways} <= WAYS.keys() or base.host.memory == "none":
+        raise ValueError(f"--ways: name plain and others of {', '.join(WAYS)}; and a --host.memory")
     arms = tuple(
         Arm(
             name=way,

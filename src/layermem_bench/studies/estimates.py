@@ -76,7 +76,7 @@ def _members(
     measured; before that they are those at equal tokens, of which none is recorded.
     """
     trials = [(run, _is_recorded(n, run, recorded)) for n, run in planning.trials(board).items()]
-    known, lost, timed = all(done for _, done in trials), frozenset[str](), board.arms[0].name
+    known, lost = all(done for _, done in trials), frozenset[str]()
     if known:
         _, choices[board.name], lost = planning.choose(board, recorded)
     at_tokens = planning.counting_runs(
@@ -90,8 +90,10 @@ def _members(
     steps = read_steps(board, recorded.out)
     runs = planning.at_conditions(study.conditions, at_tokens, board, steps)
     counting = [(run, known and _is_recorded(n, run, recorded)) for n, run in runs.items()]
-    if "time" in study.conditions and steps is None:
-        counting += [(run, False) for run in at_tokens.values() if run.labels.arm != timed]
+    timed = steps.ratios if steps else {board.arms[0].name}
+    # Those at equal tokens stand for them, and where these count too, there are so many more.
+    if {"tokens", "time"} <= {*study.conditions}:
+        counting += [(run, False) for run in at_tokens.values() if run.labels.arm not in timed]
     return [*trials, *counting]
 
 

@@ -229,6 +229,10 @@ class SlurmArray(Executor):
         }
         self._parameters = {name: value for name, value in parameters.items() if value is not None}
 
+    def room(self) -> int:
+        # One array at a time: another would run as many at once beside it.
+        return 0 if self._running else self._most
+
     def _submit(self, commands: list[Command]) -> list[Any]:
         logs = commands[0].folder.parent / _LOGS
         executor = self._submitit.AutoExecutor(

@@ -128,9 +128,11 @@ def read_steps(board: Board, out: Path) -> MeasuredSteps | None:
     if not file.exists():
         return None
     steps = read_result(MeasuredSteps, file)
-    there, here = {"first arm": next(iter(steps.ratios))}, {"first arm": first}
-    for arm in arms.keys() & steps.arms.keys():
-        there[arm], here[arm] = steps.arms[arm], digest_of_step(arms[arm])
+    there: dict[str, str | None] = {"first arm": next(iter(steps.ratios))}
+    here = {"first arm": first}
+    for arm in arms.keys() & steps.ratios.keys():
+        # Of what earlier versions timed is not known what it was.
+        there[arm], here[arm] = steps.arms.get(arm), digest_of_step(arms[arm])
     if arms.keys() - steps.ratios.keys():
         there["machine"] = steps.machine
         here["machine"] = describe_machine(shape_of(board.base).device)

@@ -100,7 +100,7 @@ class Prepared:
     end: int
     """Id of the end token, which follows every document."""
     sketch: str = ""
-    """Hashes of its documents (``document_hashes.Sketch``)."""
+    """Hashes of its documents (``Sketch``)."""
     left_out: int = 0
     """Documents that are not in this split because the validation split holds copies of them."""
 
