@@ -25,6 +25,7 @@ REFUSED = [
     ("train tiny-lm --max-steps 0", "max_steps"),
     ("train tiny-lm --model.options router", "model.options"),
     ("train tiny-lm --model.options routers=full", "routers"),
+    ("train tiny-lm --model.pretrained ./llama --model.hidden-size 8", "--model.pretrained"),
     ("train tiny-aet-4 --data.source b.jsonl", "data.source"),
     ("train tiny-aet-4 --task.options operand=3 --dry-run", "operand"),
     ("train --config CONFIG --data.source gone.jsonl --dry-run", "gone.jsonl"),
