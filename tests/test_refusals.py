@@ -43,6 +43,7 @@ REFUSED = [
     ("study paper/table77", "table7"),
     ("study retrofit --seeds 2", "retrofit MODEL"),
     ("eval model", "--tasks"),
+    ("eval model --tasks ppl", "ppl=FILE"),
     ("eval ./model --tasks arithmetic", "./model"),
     ("analyze ./nowhere", "nowhere"),
     ("report nowhere", "nowhere"),
