@@ -129,8 +129,7 @@ def _base_run(kind: type[StartingRun], preset: str, config: Path | None, host: s
         if run.model.options and not kind.keeps_variant:
             from layermem_bench.run.setup import plain_options
 
-            kept = plain_options(run.model.options)
-            run = replace(run, model=replace(run.model, options=kept))
+            run = replace(run, model=replace(run.model, options=plain_options(run.model.options)))
     return run if host is None else run.started_from(host)
 
 
@@ -145,6 +144,8 @@ def resolve_run(options: StartingRun) -> Run:
                 f"data.{name}={value} is for runs on text, and this run is on a task, "
                 f"{run.task.name}: leave {name} out, or choose a preset of text"
             )
+    if run.model.pretrained and run.model.sizes() != base.model.sizes():
+        raise ValueError("--model.pretrained has sizes of its own: leave other sizes out")
     model = replace(run.model, options=merged(base.model.options, run.model.options))
     task = replace(run.task, options=merged(base.task.options, run.task.options))
     run = replace(run, model=model, task=task)

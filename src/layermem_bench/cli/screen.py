@@ -113,9 +113,8 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
     ]
     runs = sum(each.trials + each.counting for each in boards)
     caption = (
-        f"{runs} runs: those that choose rates + those that count. Time is known where runs of the "
-        "same shape are recorded in --out or runs/: tokens by their tokens a second, without "
-        "validation."
+        f"{runs} runs: those that choose rates + those that count. Time: by the tokens a second of "
+        "runs of the same shape that are recorded in --out or runs/, without validation."
     )
     show(Table.of(rows, caption if boards else "It trains nothing."))
 

@@ -164,6 +164,8 @@ def parse(args: Sequence[str]) -> Any:
 
     name = args[0] if args and not args[0].startswith("-") else ""
     if name == "retrofit":
+        if not args[1:] or args[1].startswith("-") and not {"--help", "-h"} & {*args}:
+            raise ValueError("name a model: layermem study retrofit MODEL [OPTIONS]")
         args = ["--host.model", *args[1:]] if not {*args[1:2]} & {"-h", "--help"} else args[1:]
         base = with_base_run(OfRetrofit, "study retrofit", args)
         return read_options(OfRetrofit, "study retrofit", args, base)
@@ -236,7 +238,5 @@ def study(options: Any, command: str) -> None:
 
     result, failure = carry_out(asked, options.out, command, executor_of(options))
     show_result(result, result_folder(asked, options.out))
-    if failure:
-        raise RuntimeError(failure)
-    if result.missing:
-        raise RuntimeError(f"{asked.name} is not whole: {result.missing}")
+    if failure or result.missing:
+        raise RuntimeError(failure or f"{asked.name} is not whole: {result.missing}")

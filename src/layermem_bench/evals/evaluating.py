@@ -68,7 +68,7 @@ def evaluate_checkpoints(
 
 def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[Measure, list[str]]:
     """Return the tasks of each kind that has some."""
-    if not checkpoints or not options.tasks:
+    if not checkpoints or not options.tasks or {"ppl", "blimp"} & {*options.tasks}:
         raise ValueError(
             "name checkpoints and tasks: layermem eval CHECKPOINT ... --tasks ppl=FILE blimp=DIR "
             "arithmetic arc_easy"

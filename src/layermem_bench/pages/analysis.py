@@ -52,7 +52,7 @@ def build(analysis: Analysis) -> Page:
     text = options.text or "the run's own problems, or the standard library's sources"
     lead = f"Text: {text}; {analysis.sequences} sequences of at most {options.length} tokens."
     about = [
-        {"model": name, **{of: str(getattr(model, of) or "") for of in _ABOUT}}
+        {"model": name, **{of.replace("_", " "): str(getattr(model, of) or "") for of in _ABOUT}}
         for name, model in models.items()
     ]
     first = next(iter(models.values())).separability["paper"]["routed"]
