@@ -78,7 +78,7 @@ def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[Mea
     for task in options.tasks:
         prefix, _, place = task.partition("=")
         own = measure_problems if task in all_tasks() else measure_benchmarks
-        by_kind[prefixes.get(prefix, own)].append(place or task)
+        by_kind[prefixes.get(prefix, own)].append(place if prefix in prefixes else task)
     # Unknown names are refused before anything is measured.
     find_tasks(by_kind[measure_benchmarks])
     return {measure: names for measure, names in by_kind.items() if names}
