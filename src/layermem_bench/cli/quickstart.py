@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from layermem_bench.studies.result import StudyResult
 
 logger = logging.getLogger(__name__)
-_NAMES = {"plain": "plain decoder", "lime": "LIMe"}
 _FURTHER = (
     ". .venv/bin/activate",
     "layermem study aet-4 --variants plain,lime --seeds 5 --jobs 2",
@@ -86,7 +85,7 @@ def _study(options: Quickstart) -> "Study":
     steps = max(1, options.epochs * options.examples // base.optim.batch_size)
     task = replace(base.task, examples=options.examples, test=options.test)
     base = replace(base, max_steps=steps, eval_every=max(1, steps // 12), task=task)
-    board = board_of(base, ",".join(_NAMES), name="quickstart")
+    board = board_of(base, "plain,lime", name="quickstart")
     sizes = f"{options.examples:,} expressions of 4 operands, {options.epochs} epochs"
     title = f"Arithmetic, with and without layer memory: {sizes}"
     return replace(study_of_variants([board], [options.seed], ["tokens"]), title=title)
@@ -98,8 +97,8 @@ def sentence(result: "StudyResult") -> str:
     plain, lime = solved["plain"], solved["lime"]
     ahead = "Their intervals overlap, so that neither is seen ahead."
     if lime.interval[0] > plain.interval[1] or plain.interval[0] > lime.interval[1]:
-        name = _NAMES["lime" if lime.accuracy > plain.accuracy else "plain"]
-        ahead = f"On this seed the {name} has learnt faster."
+        name = "LIMe" if lime.accuracy > plain.accuracy else "the plain decoder"
+        ahead = f"On this seed {name} has learnt faster."
     shares = {
         arm: f"{each.accuracy:.1%} ({each.interval[0]:.1%} to {each.interval[1]:.1%})"
         for arm, each in solved.items()
