@@ -153,7 +153,7 @@ def _joined(names: Sequence[str], title: str, records: Path) -> Table:
         told = name.removeprefix(start).strip("-").replace("-", " ")
         for cells in _cells(table):
             row = {"": told, "arm": cells["arm"], title: cells[title]}
-            row |= {"against the first arm": cells[against], "p (Holm)": cells["p (Holm)"]}
+            row |= {"against the first arm": cells[against], "p (Holm)": cells.get("p (Holm)", "")}
             rows.append(row)
     return Table.of(rows)
 
@@ -292,8 +292,8 @@ class Answer:
     def verdict(self) -> str:
         if self.line is None or self.line.difference is None:
             return "not measured yet"
-        said = {"ahead": "**yes**", "behind": "**no**"}
-        return said.get(outcome(self.line, self.metric), "unclear")
+        said = {"ahead": "**yes**", "behind": "**no**", "open": "open"}
+        return said.get(outcome(self.line, self.metric), "not tested")
 
 
 def questions() -> list[Question]:
@@ -343,7 +343,7 @@ def answers_table(records: Path, *, brief: bool = False, above_docs: bool = Fals
                 "question, with its evidence": f"[{each.asks}]({evidence})",
                 "answer": found.verdict,
                 "difference": format_interval(line.difference if line else None, is_share, "+"),
-                "p, adjusted": format_p(line.p if line else None).partition(",")[0],
+                "p, adjusted": format_p(line.p if line else None),
             }
             rows.append(row)
     return Table.of(rows)

@@ -49,9 +49,9 @@ def test_the_pages_have_what_was_recorded(path):
     [
         ((0.5, 0.61, 0.7), "**yes**"),
         ((0.1, 0.21, 0.3), "**no**"),
-        ((0.2, 0.61, 0.5), "unclear"),
+        ((0.2, 0.61, 0.5), "open"),
         # One pair has no interval.
-        ((0.5,), "unclear"),
+        ((0.5,), "not tested"),
         # As where it diverged in some: those that are left may be the lucky ones.
         ((0.5, 0.61, None), None),
         ((None, 0.61, 0.7), None),

@@ -14,11 +14,11 @@ from layermem_bench.statistics import (
     holm,
     interval,
     mcnemar,
+    p_of_signs,
     p_value,
     p_values_to,
     paired,
     pairs_to_settle,
-    price_of_looks,
     proportion,
     ratio_interval,
 )
@@ -135,7 +135,6 @@ def test_against_the_best_is_of_all_pairs():
     pairs = combinations(values.values(), 2)
     ab, _, bc = holm([p_value(paired(one, other)) for one, other in pairs])
     assert p_values_to("b", by_seed) == {"a": ab, "c": bc}
-    assert p_values_to("b", by_seed, looks=2)["c"] == min(1.0, 4 * bc)
     # Of two arms either would have been the best: there is one pair.
     two = {arm: by_seed[arm] for arm in "ab"}
     assert p_values_to("a", two) == {"b": p_value(paired(values["a"], values["b"]))}
@@ -161,24 +160,17 @@ def test_the_best_of_equal_arms_is_seldom_better(deviations):
     assert wrong / tables < 0.05 + 2.3 * math.sqrt(0.05 * 0.95 / tables)
 
 
-def test_each_look_pays_more():
-    assert [price_of_looks(looks) for looks in (1, 2, 3, 4)] == [1, 4, 8, 16]
-    # Of any number of looks planned as such, the levels are no more than the whole.
-    assert sum(1 / price_of_looks(looks) for looks in range(2, 50)) <= 0.5
-    assert holm([0.01, 0.02], looks=2) == pytest.approx([0.08, 0.08])
-
-
-def test_adding_seeds_until_there_is_a_difference_seldom_finds_one():
-    """Looks at 5, 10 and 20 seeds of nothing, ended at the first p below 5%."""
-    generator, studies = random.Random(0), 1200
-    wrong, unadjusted = 0, 0
-    for _ in range(studies):
-        values = [generator.gauss(0, 1) for _ in range(20)]
-        p_values = [p_value(interval(values[:count])) for count in (5, 10, 20)]
-        unadjusted += min(p_values) < 0.05
-        wrong += any(holm([p], i)[0] < 0.05 for i, p in enumerate(p_values, 1))
-    # By the shares of the level at most 6.9%; as if each were the only one, 12%.
-    assert wrong / studies < 0.07 < 0.09 < unadjusted / studies
+def test_all_signs_of_the_differences():
+    """By hand: of three differences the observed mean and its mirror image, 2 of 8."""
+    ours, zeros = {0: 1.0, 1: 2.0, 2: 4.0, 3: 9.0}, {0: 0.0, 1: 0.0, 2: 0.0}
+    assert p_of_signs(ours, zeros) == 2 / 8
+    # 4 - 2 - 1 = 1 and more: 4, 2, 1 with any signs.
+    assert p_of_signs({0: -1.0, 1: -2.0, 2: 4.0}, zeros) == 1.0
+    assert p_of_signs({0: -1.0, 1: 2.0, 2: 4.0}, zeros) == 4 / 8
+    # Equal ones are as far from 0 as each other, in whatever order they are added up.
+    ten = dict.fromkeys(range(10), 0.1)
+    assert p_of_signs(ten, dict.fromkeys(range(10), 0.0)) == 2 / 2**10
+    assert p_of_signs(ours, {}) is p_of_signs(*[dict.fromkeys(range(17), 1.0)] * 2) is None
 
 
 def test_how_many_pairs_settle_a_difference():

@@ -61,6 +61,7 @@ _QUIET_LM = replace(
     max_steps=1600,
     eval_every=1600,
     eval_blocks=8192,
+    model=_sizes(64, 8, 4),
     save_every=400,
     keep=1,
     log_every=10,

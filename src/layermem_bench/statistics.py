@@ -1,19 +1,23 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-p-values are adjusted by Holm's method, which needs nothing of how arms vary together. scipy.stats
-takes a second to import, so it is imported where it is used.
+A difference that a study was planned to tell is tested alone, others beside each other by Holm's
+method, which needs nothing of how arms vary together. scipy.stats takes a second to import, so it
+is imported where it is used.
 """
 
 import math
+import operator
 import statistics
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import TypeVar
 
-NOISE = 0.05
-"""p-value from which on a difference is within noise."""
+LEVEL = 0.05
+"""A difference with a p-value below is told from 0."""
+# Of more pairs, signs are not counted out: 2**16 ways take a second.
+_MOST_SIGNS = 16
 # Beyond so many pairs, which nobody will have, scipy's functions do not take their number.
 _MOST_PAIRS = 2**53
 # Of values, relative: some units of a float64's last digit, as where they are means themselves.
@@ -94,48 +98,49 @@ def p_value(difference: Interval) -> float:
     return float(2 * stats.t.sf(t, degrees))
 
 
-def holm(p_values: Sequence[float], looks: int = 1) -> list[float]:
-    """Return p-values adjusted for their number by Holm's method, and for ``looks`` at them.
+def p_of_signs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float | None:
+    """Return the share of all ways to give the differences of pairs signs whose mean is as far from
+    0: a p-value that asks nothing of how they vary. None: there are no pairs, or more than 16.
+
+    Of eight pairs it can be as small as 2 / 256; of five, never below 0.05.
+    """
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if not 0 < len(differences) <= _MOST_SIGNS:
+        return None
+    # Sums of the same differences in another order are the same.
+    least = abs(math.fsum(differences)) - _ROUNDING * sum(map(abs, differences))
+    ways = product((1, -1), repeat=len(differences))
+    sums = (math.fsum(map(operator.mul, signs, differences)) for signs in ways)
+    return sum(abs(each) >= least for each in sums) / 2 ** len(differences)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number by Holm's method.
 
     Of m values the smallest is multiplied by m, the next by m - 1 and so on; none becomes smaller
     than one before it. To call those below 0.05 different is wrong in one such table of twenty.
     """
-    price = price_of_looks(looks)
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, price * (len(p_values) - rank) * p_values[i]))
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
 
 
-def price_of_looks(looks: int) -> int:
-    """Return what p-values are multiplied by at the last of so many looks: 1, 4, 8, 16, ...
-
-    To add seeds to a result that was within noise is another chance of a false positive. So look k
-    has the share 2^-k of the 5%, and shares add up to the whole at any number of looks; only a
-    first look that nobody adds to has the whole.
-    """
-    return 1 if looks < 2 else 2**looks
-
-
-def adjusted_p_values(
-    differences: Mapping[_Key, Interval | None], looks: int = 1
-) -> dict[_Key, float]:
+def adjusted_p_values(differences: Mapping[_Key, Interval | None]) -> dict[_Key, float]:
     """Return the p-value of each difference of several pairs, adjusted by Holm's method."""
     p_values = {key: p_value(each) for key, each in differences.items() if each is not None}
     p_values = {key: p for key, p in p_values.items() if not math.isnan(p)}
-    return dict(zip(p_values, holm(list(p_values.values()), looks), strict=True))
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
-def p_values_to(
-    best: _Key, values: Mapping[_Key, Mapping[int, float]], looks: int = 1
-) -> dict[_Key, float]:
+def p_values_to(best: _Key, values: Mapping[_Key, Mapping[int, float]]) -> dict[_Key, float]:
     """Return the p-value of each arm's difference from ``best``, picked by these values by seed.
 
     They are adjusted by Holm's method for all pairs of arms: any of them could have been the best.
     """
     differences = {(a, b): paired_by_seed(values[a], values[b]) for a, b in combinations(values, 2)}
-    adjusted = adjusted_p_values(differences, looks)
+    adjusted = adjusted_p_values(differences)
     return {b if a == best else a: p for (a, b), p in adjusted.items() if best in (a, b)}
 
 

@@ -72,29 +72,27 @@ def test_many_names_stand_below_the_axes(count):
     assert max(named) < whole and (at["tokens"] < min(named)) == (count > 4)
 
 
-def rows(*losses, tokens=10):
-    return tuple(
-        Validation(step=i, tokens=tokens * i, val_loss=loss) for i, loss in enumerate(losses, 1)
-    )
-
-
 def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
-    three = [rows(3.0, 2.0, 1.0), rows(6.0, 5.0, tokens=12), rows(9.0, 2.0, tokens=14)]
-    arms = {"a": three, "b": [rows(4.0)], "c": [[]]}
-    # The third step is of one seed alone; nothing is known of c.
-    assert study.curves_of_arms(arms, "tokens", "val_loss") == {
+    three = [[(10, 3.0), (20, 2.0), (30, 1.0)], [(12, 6.0), (24, 5.0)], [(14, 9.0), (28, 2.0)]]
+    arms = {"a": three, "b": [[(10, 4.0), (20, None)]], "c": [[]]}
+    # The third point is of one seed alone; nothing is known of c.
+    assert figures.means_of_curves(arms) == {
         "a": [(12, (3.0, 6.0, 9.0)), (24, (2.0, 3.0, 5.0))],
         "b": [(10, (4.0, 4.0, 4.0))],
     }
-    assert study.curves_of_arms({"a": three}, "tokens", "val_accuracy") == {}
 
 
-def test_curves_are_of_what_was_validated():
+def test_curves_are_of_what_was_recorded():
     made = a_comparison({"plain": (1.0, None), "lime": (1.0, 1.5), "mudd": (2.0, 2.0)})
-    runs = [r if r.arm == "mudd" else replace(r, validations=rows(3.0, 1.0)) for r in made.runs]
+    curve = tuple(Validation(step=i, tokens=i, val_loss=1 / i) for i in (1, 2))
+    runs = [r if r.arm == "mudd" else replace(r, validations=curve) for r in made.runs]
     result = replace(made, runs=tuple(runs))
-    figure, *_ = study.learning_curves(result, result.boards[0])
+    (figure,) = study.learning_curves(result, result.boards[0])
     assert ">lime<" in figure.svg and ">mudd<" not in figure.svg
+    # One validation is in a table; the training loss is drawn beside the first arm's.
+    runs = [replace(r, validations=curve[:1], learning=((5, 2.0), (9, 1.5))) for r in made.runs]
+    (lead,) = study.learning_curves(replace(made, runs=tuple(runs)), made.boards[0])
+    assert ">mudd<" in lead.svg and ">plain<" not in lead.svg
     assert not list(study.learning_curves(made, made.boards[0]))
 
 

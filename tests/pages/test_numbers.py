@@ -65,9 +65,9 @@ def test_small_numbers_have_five_digits_and_large_ones_a_unit():
     [
         (0.0009, "< 0.001", "x (p < 0.001)"),
         (0.0499, "0.050", "x (p = 0.050)"),
-        (0.05, "0.050, within noise", "x (p = 0.050)"),
+        (0.5, "0.500", "x (p = 0.500)"),
         (None, "", "x"),
     ],
 )
-def test_from_a_twentieth_on_it_is_within_noise(p, written, beside):
+def test_p_values_have_three_decimals(p, written, beside):
     assert format_p(p) == written and page.with_p("x", written) == beside

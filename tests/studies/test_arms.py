@@ -112,8 +112,6 @@ def test_runs_are_named_and_labelled_after_what_they_are():
 
 def test_boards_and_studies_that_cannot_be_are_refused():
     board = board_of(RUN, "plain,lime")
-    with pytest.raises(ValueError, match="--rates"):
-        replace(board, rates=(0.1,), trials=4)
     for boards, seeds, named in (
         ([board], (999, 1000), "1000"),
         ([board], (), "none"),

@@ -11,13 +11,13 @@ from layermem_bench.config.run import Compute, Data, Optim, Run
 from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.run.folder import RunFolder
 from layermem_bench.studies import boards as study_boards
-from layermem_bench.studies.boards import board_of, study_of_variants
+from layermem_bench.studies.boards import board_of, questions_of, study_of_variants
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.comparing import lines_of
+from layermem_bench.studies.comparing import answers, lines_of
 from layermem_bench.studies.definition import CHOOSING_SEED, Study
 from layermem_bench.studies.gathering import gather_runs
 from layermem_bench.studies.records import RecordedRuns
-from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, Claim, StudyResult
+from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, StudyResult
 from layermem_bench.text.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -99,7 +99,6 @@ def test_a_failed_run_is_in_no_mean_and_named(tmp_path, made_up, study):
     made_up.does, count = lambda run: "ends", len(made_up.begun)
     result, failure = carry_out(study(), tmp_path, launcher=made_up)
     assert failure is None and len(made_up.begun) == count + 2
-    assert {c.looks for c in result.boards[0].conditions} == {((0, 1, 2),)}
 
 
 def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, made_up, study):
@@ -123,32 +122,35 @@ def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, made_up, study
         carry_out(study(), tmp_path / "all lost", launcher=made_up)
 
 
-def test_more_seeds_are_another_look(tmp_path, made_up, study):
-    claims = (Claim(quantity=LOSS, arm="lime", direction="lower"),)
+def test_seeds_added_to_a_result_are_not_tested(tmp_path, made_up, study):
+    def lime(seeds):
+        asked = study(variants="plain,lime", conditions=AT_TOKENS, seeds=seeds)
+        result, _ = carry_out(asked, tmp_path, launcher=made_up)
+        return result, table(result)["lime"]
 
-    def asked(**changes):
-        return replace(study(variants="plain,lime", conditions=AT_TOKENS, **changes), claims=claims)
-
-    def looks(result):
-        (condition,) = result.boards[0].conditions
-        assert result.looks == condition.looks
-        return condition.looks
-
-    three, _ = carry_out(asked(), tmp_path, launcher=made_up)
-    again, _ = carry_out(asked(), tmp_path, launcher=made_up)
-    assert again == three and looks(three) == ((0, 1, 2),)
-    five, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
-    assert looks(five) == ((0, 1, 2), (0, 1, 2, 3, 4))
-    # To go back to the seeds that looked better does not take the other look back.
-    back, _ = carry_out(asked(), tmp_path, launcher=made_up)
-    assert looks(back) == ((0, 1, 2, 3, 4), (0, 1, 2))
+    three, tested = lime(3)
+    assert lime(3)[0] == three and three.untested == "" and tested.p < 0.05
+    for seeds in (5, 3):
+        added, described = lime(seeds)
+        assert added.untested and (described.p, described.rank) == (None, 1)
+        assert described.difference.count == seeds
     (tmp_path / "studies" / "board" / "study.json").unlink()
-    fresh, _ = carry_out(asked(seeds=5), tmp_path, launcher=made_up)
-    p, of_fresh = table(five)["lime"].p, table(fresh)["lime"].p
-    assert p == pytest.approx(4 * of_fresh) and of_fresh > 0
-    # Other learning rates make other runs, which were not looked at.
-    other, _ = carry_out(asked(rates=(3e-3,)), tmp_path, launcher=made_up)
-    assert looks(other) == ((0, 1, 2),)
+    assert lime(5)[1].p < 0.05
+
+
+def test_nothing_is_tested_before_the_last_run_has_ended(tmp_path, made_up, study):
+    made_up.does = lambda run: "" if (run.variant, run.seed) == ("lime", 2) else "ends"
+    asked = study(variants="plain,lime,hyper_connections", conditions=AT_TOKENS)
+    questions = questions_of(["lime below plain", "plain above lime"], asked, 0.01)
+    result, _ = carry_out(replace(asked, questions=questions), tmp_path, launcher=made_up)
+    assert {line.p for line in table(replace(result, questions=())).values()} == {None}
+    assert [each.answer for each in answers(result)] == [None, None]
+    made_up.does = lambda run: "ends"
+    result, _ = carry_out(replace(asked, questions=questions), tmp_path, launcher=made_up)
+    assert [each.answer for each in answers(result)] == ["yes", "yes"] and not result.untested
+    # What was not asked is described.
+    assert {line.p for line in table(result).values()} == {None}
+    assert table(replace(result, questions=()))["hyper_connections"].p is not None
 
 
 def test_a_recorded_run_says_of_every_condition_that_it_counts(tmp_path, made_up, study):

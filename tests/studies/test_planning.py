@@ -10,13 +10,11 @@ from recorded import SIZES
 from layermem.models.registry import list_variants
 from layermem_bench.config.run import HOST, Data, Host, Labels, Model, Run
 from layermem_bench.costs.model_sizes import unknown_size
-from layermem_bench.pages.study_tables import rates_table
 from layermem_bench.presets import get_preset
 from layermem_bench.run.folder import load_run
 from layermem_bench.studies.boards import board_of, study_of_variants
 from layermem_bench.studies.carrying_out import carry_out
 from layermem_bench.studies.planning import (
-    Tried,
     at_equal_parameters,
     at_equal_time,
     parameters,
@@ -61,29 +59,8 @@ def test_each_arm_takes_its_best_rate(tmp_path):
     assert again == result and not made_up.begun
 
 
-def test_each_arm_has_as_many_trials(tmp_path):
-    """Plain of rates alone; LIMe of rates and another of its routers with each."""
-    made_up = MadeUp(loss)
-    board = replace(board_of(RUN, "plain,lime", (1e-4, 1e-2)), trials=5)
-    asked = study_of_variants([board], (0,), ("tokens",))
-    result, _ = carry_out(asked, tmp_path, launcher=made_up)
-    plain, lime = result.boards[0].tried
-    assert plain.rates == lime.rates == (1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
-    # Every fifth of the range once, and neither rising nor falling with the rate.
-    assert plain.own_rates == () and lime.own_rates == (0.013, 0.0023, 0.03, 0.0055, 0.001)
-    assert (plain.chosen, plain.own_chosen) == (1e-2, None)
-    best = min(range(5), key=lambda i: lime.losses[i])
-    assert (lime.chosen, lime.own_chosen) == (lime.rates[best], lime.own_rates[best])
-    name = f"lime-lr{lime.chosen:g}-own{lime.own_chosen:g}-s0"
-    assert made_up.begun[10:] == ["made-up/plain-lr0.01-s0", f"made-up/{name}"]
-    run = load_run(tmp_path / "made-up" / name / "config.yaml")
-    assert (run.optim.lr, run.optim.router_lr) == (lime.chosen, lime.own_chosen)
-    (_, of_lime) = rates_table(result.boards[0]).rows
-    assert of_lime[1].endswith(" (own 0.013)") and of_lime[-1].endswith(f"own {lime.own_chosen:g}")
-
-
 def test_the_best_finite_loss_is_chosen():
-    tries = [Tried(rate) for rate in (0.01, 0.1, 1.0, 2.0)]
+    tries = (0.01, 0.1, 1.0, 2.0)
     told = tried_rates("plain", tries, [2.0, 1.5, math.inf, math.nan])
     assert (told.chosen, told.losses) == (0.1, (2.0, 1.5, None, None))
     assert tried_rates("plain", tries[:2], [math.inf, math.nan]).chosen is None

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from layermem_bench.studies.definition import Study
 
 _RECIPE = (
-    "plain,lime,recipe:router_grain=pair,recipe,value_residual,mudd,hyper_connections,"
-    "attention_residuals,denseformer,recipe+mudd,value_residual+mudd,recipe+hyper_connections"
+    "plain,value_residual,mudd,recipe,recipe+mudd,value_residual+mudd,hyper_connections,lime,"
+    "recipe_half,plain:num_key_value_heads=2"
+)
+_ASKED = (
+    *(f"{arm} below plain" for arm in ("lime", "recipe", "value_residual", "mudd")),
+    *(f"{arm} below plain" for arm in ("hyper_connections", "recipe+mudd", "value_residual+mudd")),
+    *("recipe below value_residual", "recipe+mudd below value_residual+mudd"),
+    *("recipe_half above plain", "plain:num_key_value_heads=2 above plain"),
 )
 
 
@@ -47,7 +53,7 @@ class Carrying(Launching):
     """What is equal where --conditions are not given."""
 
     seeds: int | None = number(None, between(1, 1000))
-    """Seeds of every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
+    """Seeds of every arm; None: 5 (recipe: 8; the paper: at scale small 3, at scale paper 1)."""
     conditions: tuple[Literal["tokens", "time", "parameters"], ...] = ()
     """What is equal between the arms: tokens, time (faster steps: more of them), parameters (by the
     width of the mlp). None given: tokens; on several boards all, of retrofit also time."""
@@ -69,10 +75,12 @@ class Arms(Carrying):
     """Learning rates that every arm tries on a seed kept for that; each takes its best by
     validation loss. One alone is taken by all. None given: the board's; on several boards all try
     1e-3, 3e-3, 1e-2 and 3e-2."""
-    trials: int | None = number(None, at_least(2))
-    """How many rates between the lowest and the highest of --rates every arm tries, each with
-    another (1e-3 to 3e-2) for the parameters that it adds. None: the --rates,
-    with the variants' own rates."""
+    ask: tuple[str, ...] = ()
+    """What the study is to tell, each "ARM below ARM" or "ARM above ARM", on every board under
+    every condition: tested alone, all else is description. None given: arms are tested together."""
+    margin: float | None = number(None, above(0))
+    """A difference that would matter: of one that is not told from 0 it may be told that it is no
+    larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +106,23 @@ class OfBoards(Arms):
 
 @dataclass(frozen=True, kw_only=True)
 class OfRecipe(Arms):
-    """Which layer memory? Its settings, its rivals and pairs of both, on source code, on a text of
-    yours and on arithmetic, in two widths and at two lengths, each arm with as many trials."""
+    """Which layer memory? It, its rivals and pairs of both, on source code and on a text of yours,
+    each arm at the best of as many learning rates: the questions that layermem's pages answer."""
 
+    usual = ("tokens",)
     variants: str = _RECIPE
-    rates: tuple[float, ...] = number((2e-3, 2e-2), above(0))
-    trials: int | None = number(4, at_least(2))
+    rates: tuple[float, ...] = number((2.5e-3, 5e-3, 1e-2, 2e-2), above(0))
+    ask: tuple[str, ...] = _ASKED
+    """Of these the ones whose arms are among --variants."""
+    margin: float | None = number(0.01, above(0))
     text: str | None = None
     """A text of yours, as in --data.source of `layermem train`; None: source code alone."""
     held_out: str | None = None
     """Validation text of --text, at least 1 MB; None: a share of it."""
-    widths: tuple[int, ...] = number((64, 128), at_least(8))
-    """Widths of the models of 8 layers."""
-    lengths: tuple[int, ...] = number((1600, 400), at_least(10))
-    """Training steps of text."""
-    arithmetic: bool = True
-    """Whether there is a board of arithmetic."""
+    lengths: tuple[int, ...] = number((1600,), at_least(10))
+    """Training steps."""
+    compile: bool = False
+    """Whether models are compiled with torch.compile, which takes a C++ compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +203,8 @@ def study_of(options: Any) -> "Study":
         seeds = asked.seeds if count is None else tuple(range(first, first + count))
         return replace(asked, seeds=seeds, conditions=options.conditions or asked.conditions)
     run = resolve_run(options) if isinstance(options, StartingRun) else Run()
-    seeds = tuple(range(run.seed, run.seed + (options.seeds or 5)))
+    count = options.seeds or (8 if isinstance(options, OfRecipe) else 5)
+    seeds = tuple(range(run.seed, run.seed + count))
     conditions = options.conditions or options.usual
     if isinstance(options, OfRetrofit):
         run = replace(run, log_every=max(1, run.max_steps // 50))
@@ -203,15 +213,17 @@ def study_of(options: Any) -> "Study":
     if isinstance(options, OfPreset):
         of = [boards.board_of(run, options.variants)]
     elif isinstance(options, OfRecipe):
-        shapes = options.widths, options.lengths
-        of = boards.boards_of_recipe(options.variants, options.text, options.held_out, *shapes)
-        of = of if options.arithmetic else of[:-1]
+        texts = options.text, options.held_out
+        of = boards.boards_of_recipe(options.variants, *texts, options.lengths, options.compile)
     else:
         of = boards.open_boards(options.boards.split(","), options.variants)
-    of = [replace(each, rates=options.rates, trials=options.trials) for each in of]
+    of, asks = [replace(each, rates=options.rates) for each in of], options.ask
     asked = boards.study_of_variants(of, seeds, conditions)
-    is_recipe = isinstance(options, OfRecipe)
-    return replace(asked, name="recipe", title="Which layer memory") if is_recipe else asked
+    if isinstance(options, OfRecipe):
+        names = {arm.name for arm in of[0].arms}
+        asks = [each for each in asks if {*each.split()[::2]} <= names]
+        asked = replace(asked, name="recipe", title="Which layer memory")
+    return replace(asked, questions=boards.questions_of(asks, asked, options.margin))
 
 
 def _artefact(options: OfPaper) -> "Study":

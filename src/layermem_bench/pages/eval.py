@@ -17,7 +17,7 @@ from layermem_bench.pages.page import (
     format_p,
     with_p,
 )
-from layermem_bench.statistics import NOISE, Interval, adjusted_p_values, interval, paired
+from layermem_bench.statistics import LEVEL, Interval, adjusted_p_values, interval, paired
 
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
 
@@ -106,8 +106,7 @@ def _differences(result: EvalResult, name: str) -> Table:
                 one = each.p is None
                 cells[model] = f"{text} (one item)" if one else with_p(text, format_p(each.p))
         rows += [cells] if row.differences else []
-    noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
-    return Table.of(rows, f"{noise} {_OVER_ITEMS}")
+    return Table.of(rows, f"A difference with p < {LEVEL} is told from 0. {_OVER_ITEMS}")
 
 
 def over_seeds(result: EvalResult, name: str) -> Table:
@@ -119,16 +118,13 @@ def over_seeds(result: EvalResult, name: str) -> Table:
         means = {arm: format_interval(interval(of), is_share) for arm, of in by_arm.items()}
         rows[row] = {name: row, **means}
     for (row, arm), difference in differences.items():
-        text, p = (
-            format_interval(difference, is_share, "+"),
-            format_p(adjusted[row, arm]),
-        )
-        rows[row][f"{arm} against {next(iter(result.arms))}"] = with_p(text, p)
+        text = format_interval(difference, is_share, "+")
+        told = with_p(text, format_p(adjusted[row, arm]))
+        rows[row][f"{arm} against {next(iter(result.arms))}"] = told
     return Table.of(
         list(rows.values()),
         "Means over seeds of training with 95% intervals by Student's t; differences are taken "
-        "seed by seed, with p-values adjusted by Holm's method for all of this table. They do not "
-        "pay for earlier looks at fewer seeds.",
+        "seed by seed, with p-values adjusted by Holm's method for all of this table.",
     )
 
 

@@ -127,6 +127,23 @@ def curves(series: Curves, *, across: str, up: str, is_share: bool = False) -> P
     return plot
 
 
+def means_of_curves(
+    of_arms: Mapping[str, Sequence[Sequence[tuple[float | None, float | None]]]],
+) -> Curves:
+    """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
+
+    A run's curve is its points; those count at which all of an arm's runs have a value.
+    """
+    series: dict[str, list[tuple[float, Ends]]] = {}
+    for arm, runs in of_arms.items():
+        for points in zip(*runs, strict=False):
+            places, values = (np.array(each, float) for each in zip(*points, strict=True))
+            if np.isfinite([places, values]).all():
+                ends = float(values.min()), float(values.mean()), float(values.max())
+                series.setdefault(arm, []).append((float(places.mean()), ends))
+    return series
+
+
 def legend(axes: Axes, *, below: bool = False) -> None:
     """Name what is drawn: within the axes, or, if that is too much, below."""
     handles, labels = axes.get_legend_handles_labels()

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from layermem_base.files import write_atomically
-from layermem_bench.statistics import NOISE, Interval
+from layermem_bench.statistics import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +93,12 @@ def in_bytes(number: float, digits: int = 4) -> str:
 
 
 def format_p(p: float | None) -> str:
-    """Write a p-value, and whether its difference is within noise; nothing where there is none."""
-    if p is None:
-        return ""
-    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < NOISE else ', within noise'}"
+    """Write a p-value; nothing where there is none."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def with_p(difference: str, p: str) -> str:
     """Write a difference with its p-value as it is written, if it has one."""
-    p = p.partition(",")[0]
     return f"{difference} (p {p if p.startswith('<') else f'= {p}'})" if p else difference
 
 

@@ -1,16 +1,16 @@
 """The page of a study: what came out in a sentence, tables and forest plots, curves, costs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterator
+from math import nan
 
 from layermem_bench.pages import figures, study_tables
 from layermem_bench.pages.analysis import panels
 from layermem_bench.pages.cost_tables import cache_table, counted_table
 from layermem_bench.pages.page import Figure, Page, Section, Table, format_interval
 from layermem_bench.statistics import Interval, interval
-from layermem_bench.studies.comparing import RULE, judge, lines_of
-from layermem_bench.studies.result import Board, Condition, Drawing, StudyResult, Validation
+from layermem_bench.studies.comparing import RULE, answers, judge, lines_of
+from layermem_bench.studies.result import Board, Condition, Drawing, StudyResult
 
 _FLOPS = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
 # Columns that a screen has no room for.
@@ -18,11 +18,12 @@ _WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
 # Figures of learning: what goes up, its field of a validation; whether it is a share.
 _UP = {"validation loss": ("val_loss", False), "right answers": ("val_accuracy", True)}
 _ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}
+_BAND = "mean over seeds, in a band from the lowest to the highest."
 
 
 def build(result: StudyResult) -> Page:
     """Return the page."""
-    sections = _of_claims(result) if result.claims else []
+    sections = _of_claims(result) if result.claims else _of_questions(result)
     for each in (result, *study_tables.shapes_of(result)):
         for board in each.boards:
             sections += _of_board(each, board)
@@ -55,8 +56,8 @@ def tables(result: StudyResult) -> list[Table]:
         for board in each.boards
         for table in _tables(each, board)
     ]
-    ranks = study_tables.ranks_table(result)
-    return [*shown, ranks] if ranks.rows else shown
+    asked, ranks = study_tables.questions_table(result), study_tables.ranks_table(result)
+    return [table for table in (asked, *shown, ranks) if table.rows]
 
 
 def _tables(result: StudyResult, board: Board) -> list[Table]:
@@ -75,22 +76,26 @@ def sentence(result: StudyResult) -> str:
         verdicts = Counter(judged.verdict for judged in judge(result))
         counts = "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         return f"The paper: {result.claim} Of the differences that it claims: {counts}."
+    if result.questions:
+        return " ".join(
+            f"{study_tables.question_text(each.question)}: "
+            f"{study_tables.answer_text(each, result)}."
+            for each in answers(result)
+        )
     return " ".join(
         _said(result, board, condition) for board in result.boards for condition in board.conditions
     )
 
 
 def _said(result: StudyResult, board: Board, condition: Condition) -> str:
-    """Say which arms of a table differ from the first beyond noise."""
+    """Say which arms of a table are told from the first."""
     metric = result.metric(board.metric)
     lines = {line.arm: line for line in lines_of(result, board, condition, board.metric)}
     first = lines.pop(condition.arms[0].name)
     groups: dict[str, list[str]] = {}
     for line in lines.values():
         how, arm = study_tables.outcome(line, metric), line.arm
-        if how == "not judged" or line.missing or first.missing:
-            how = "not judged, as seeds are missing or too few"
-        elif how != "within noise":
+        if how in ("ahead", "behind"):
             arm += f" ({format_interval(line.difference, metric.is_share, '+')})"
         groups.setdefault(how, []).append(arm)
     where = f"On {study_tables.title_of(board, condition)}"
@@ -99,6 +104,26 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
         return f"{where}: {first.arm} alone, {board.metric} {mean}."
     told = "; ".join(f"{how}: {', '.join(arms)}" for how, arms in groups.items())
     return f"{where}, {board.metric} against {first.arm}: {told}."
+
+
+def _of_questions(result: StudyResult) -> list[Section]:
+    """Return the questions that were asked before the first run, with their answers."""
+    by_metric: dict[str, dict[str, Interval]] = {}
+    for each in answers(result):
+        if each.answer is not None and each.difference is not None:
+            of_metric = by_metric.setdefault(each.question.metric, {})
+            of_metric[study_tables.question_text(each.question)] = each.difference
+    forests = [
+        figures.forest(
+            found,
+            f"{name}: 95% intervals.",
+            is_share=result.metric(name).is_share,
+            across="difference",
+        )
+        for name, found in by_metric.items()
+    ]
+    asked = [study_tables.questions_table(result)]
+    return [Section("What was asked", tables=asked, figures=forests)] if result.questions else []
 
 
 def _of_claims(result: StudyResult) -> list[Section]:
@@ -158,7 +183,7 @@ def _forests(result: StudyResult, board: Board) -> Iterator[Figure]:
         for name in study_tables.shown_metrics(result, board, condition):
             lines, metric = lines_of(result, board, condition, name), result.metric(name)
             found = {line.arm: line.difference for line in lines if line.difference is not None}
-            if any(line.p is not None for line in lines):
+            if any(each.count > 1 for each in found.values()):
                 caption = f"{study_tables.title_of(board, condition)}, {name}: 95% intervals"
                 caption += f"; {metric.better} is better." if metric.better else "."
                 across, is_share = f"against {first}", metric.is_share
@@ -166,42 +191,41 @@ def _forests(result: StudyResult, board: Board) -> Iterator[Figure]:
 
 
 def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
-    """Draw loss and right answers per token and per FLOP, of a board's first condition.
+    """Draw how the arms of a board's first condition learn: loss and right answers per token and
+    per FLOP; and the training loss minus the first arm's, which learnt the same batches.
 
     An arm's curve is of its runs that ended; of an arm without any such of those that are there.
     """
-    runs = result.of(board.name, board.conditions[0].name)
-    arms = {}
+    arms, first = {}, board.conditions[0].arms[0].name
     for arm in board.conditions[0].arms:
+        runs = result.of(board.name, board.conditions[0].name)
         begun = [run for run in runs if run.arm == arm.name and run.validations]
-        ended = [run for run in begun if run.state == "ended"]
-        arms[arm.name] = [run.validations for run in ended or begun]
+        arms[arm.name] = [run for run in begun if run.state == "ended"] or begun
     for up, (field, is_share) in _UP.items():
         for across, title in _ACROSS.items():
-            caption = f"{up} by {title}: mean over seeds, in a band from the lowest to the highest."
-            if series := curves_of_arms(arms, across, field):
+            of_arms = {
+                arm: [
+                    [(getattr(v, across), getattr(v, field)) for v in run.validations]
+                    for run in runs
+                ]
+                for arm, runs in arms.items()
+            }
+            series = figures.means_of_curves(of_arms)
+            # One validation at the end of each run is in a table.
+            if any(len(points) > 1 for points in series.values()):
                 plot = figures.curves(series, across=title, up=up, is_share=is_share)
-                yield figures.drawing(plot, caption)
-
-
-def curves_of_arms(
-    arms: Mapping[str, Sequence[Sequence[Validation]]], across: str, up: str
-) -> figures.Curves:
-    """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
-
-    ``across``, ``up``: fields of a validation. Only steps that all of an arm's runs have validated
-    at count.
-    """
-    series: dict[str, list[tuple[float, figures.Ends]]] = {}
-    for arm, runs in arms.items():
-        by_step: dict[int, list[tuple[float, float]]] = {}
-        for each in (each for validations in runs for each in validations):
-            at, value = getattr(each, across), getattr(each, up)
-            if at is not None and value is not None:
-                by_step.setdefault(each.step, []).append((at, value))
-        for _, points in sorted(by_step.items()):
-            if len(points) == len(runs):
-                places, values = zip(*points, strict=True)
-                ends = min(values), fmean(values), max(values)
-                series.setdefault(arm, []).append((fmean(places), ends))
-    return series
+                yield figures.drawing(plot, f"{up} by {title}: {_BAND}")
+    of_first = {run.seed: dict(run.learning) for run in arms[first]}
+    leads = {
+        arm: [
+            [(step, loss - of_first[run.seed].get(step, nan)) for step, loss in run.learning]
+            for run in runs
+            if run.seed in of_first
+        ]
+        for arm, runs in arms.items()
+        if arm != first
+    }
+    if series := figures.means_of_curves(leads):
+        up = f"training loss minus that of {first}"
+        plot = figures.curves(series, across="steps", up=up)
+        yield figures.drawing(plot, f"{up} by steps: {_BAND}")

@@ -1,4 +1,4 @@
-"""Tables of a study: arms side by side, ranks, rates, runs; the paper's claims, and its numbers.
+"""Tables of a study: questions, arms side by side, ranks, rates, runs; the paper's claims, numbers.
 
 Each is a list of columns over the lines of a comparison, or over what else was recorded.
 """
@@ -7,8 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from layermem_bench.pages.page import Table, format_interval, format_number, format_p, format_pairs
-from layermem_bench.statistics import NOISE, mean_by_seed, price_of_looks
-from layermem_bench.studies.comparing import JudgedClaim, Line, judge, lines_of, rank_correlations
+from layermem_bench.statistics import LEVEL, mean_by_seed
+from layermem_bench.studies.comparing import (
+    Answered,
+    JudgedClaim,
+    Line,
+    answers,
+    judge,
+    lines_of,
+    rank_correlations,
+)
 from layermem_bench.studies.result import (
     ABOVE_PLAIN,
     BY_LAYER,
@@ -17,6 +25,7 @@ from layermem_bench.studies.result import (
     Board,
     Condition,
     Metric,
+    Question,
     RunRecord,
     StudyResult,
     TriedRates,
@@ -29,12 +38,17 @@ TITLES: Mapping[str, str] = {
     "recorded": "as recorded",
 }
 """What conditions are called."""
-INTERVALS = (
-    "95% intervals over seeds by Student's t, differences pair by pair; p-values are adjusted by "
-    "Holm's method for the arms of the table, and from 0.05 on a difference is within noise. "
-    "Against the best: for all pairs of arms, as which is best was picked from these numbers."
+INTERVALS = "95% intervals over seeds by Student's t, differences pair by pair."
+"""How intervals of tables are computed."""
+_JOINTLY = (
+    "p-values are adjusted by Holm's method for the arms of the table; against the best for all "
+    "pairs of arms, as which is best was picked from these numbers."
 )
-"""How intervals and p-values of tables are computed."""
+_ALONE = (
+    "Each question was asked before the first run, and is tested alone by a paired t-test. p by "
+    "signs: the share of all signs of the differences whose mean is as far from 0. At most: the "
+    "largest difference in the direction asked for that the 95% interval does not exclude."
+)
 _RANKS = (
     "Spearman's correlation of the arms' ranks by their means. Intervals are of 2,000 draws of as "
     "many seeds, with repetition, which lean to 0. Boards that rank the arms alike show a "
@@ -45,8 +59,8 @@ _RUNS = (
     "RUN/config.yaml --out NEW repeats it. Tokens a second: the median of the wall time."
 )
 _RATES = (
-    "Validation losses at each learning rate, with that of the parameters that the arm adds (own), "
-    "of a seed that is in no other table. Beyond the lowest or the highest a better one may lie."
+    "Validation losses at each learning rate, of a seed that is in no other table. Beyond the "
+    "lowest or the highest a better one may lie."
 )
 _NUMBERS = (
     "95% intervals over seeds, or repeats, by Student's t. Chance: what an answer comes to that "
@@ -63,11 +77,11 @@ _HOW = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "
 
 
 def outcome(line: Line, metric: Metric) -> str:
-    """Return how an arm differs from the first one; not judged: there are no pairs enough."""
+    """Return how an arm differs from the first one; not tested: there are no pairs enough."""
     if line.difference is None or line.p is None:
-        return "not judged"
-    if line.p >= NOISE:
-        return "within noise"
+        return "not tested"
+    if line.p >= LEVEL:
+        return "open"
     return "ahead" if (line.difference.mean > 0) == (metric.better == "higher") else "behind"
 
 
@@ -81,6 +95,46 @@ def title_of(board: Board, condition: Condition) -> str:
     """Return what a board under a condition is called."""
     is_all = condition.name == "recorded"
     return board.name if is_all else f"{board.name}, {TITLES[condition.name]}"
+
+
+def questions_table(result: StudyResult) -> Table:
+    """Return a table of the questions and their answers; no rows: none was asked."""
+    rows = []
+    for each in answers(result):
+        question = each.question
+        is_share = result.metric(question.metric).is_share
+        rows.append(
+            {
+                "question": f"{question_text(question)}?",
+                "answer": answer_text(each, result),
+                "difference": format_interval(each.difference, is_share, "+"),
+                "p": format_p(each.p),
+                "p by signs": format_p(each.p_of_signs),
+                "at most": format_number(each.bound, is_share, decimals=None if is_share else 4),
+                "seeds to settle it": format_pairs(each.pairs_to_settle),
+            }
+        )
+    return Table.of(rows, _ALONE)
+
+
+def question_text(question: Question) -> str:
+    """Write what is asked."""
+    where = f"{question.board}, {TITLES[question.condition]}"
+    return f"{question.arm} {_HOW[question.direction]} {question.against} ({where})"
+
+
+def answer_text(answered: Answered, result: StudyResult) -> str:
+    """Write an answer; of a yes too whether the difference is within the margin."""
+    question, bound = answered.question, answered.bound
+    if answered.answer is None or bound is None:
+        arms = question.arm, question.against
+        left = result.to_come(question.board, question.condition, *arms)
+        return f"open: {left} runs to come" if left else "open: seeds diverged"
+    is_share = result.metric(question.metric).is_share
+    most = f"not more than {format_number(bound, is_share, decimals=None if is_share else 3)}"
+    if answered.answer == "yes" and question.margin is not None and bound <= question.margin:
+        return f"yes, {most}"
+    return most if answered.answer == "not more than" else answered.answer
 
 
 def arms_table(result: StudyResult, board: Board, condition: Condition, metric: str) -> Table:
@@ -113,14 +167,29 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
     alike = {name: rows[0][name] for name in _FACTS if len({str(row[name]) for row in rows}) == 1}
     # Of two arms the difference from the best is that from the first.
     dropped = {*alike, *(["against the best"] if len(lines) < 3 else [])}
+    if all(line.p is None for line in lines):
+        dropped |= {"p (Holm)", "against the best", "seeds to settle it"}
     caption = "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
     common = ", ".join(f"{name} {value}" for name, value in alike.items() if value)
     caption += f" All arms: {common}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
-    caption += _looks_note(len(condition.looks))
+    caption += f" {_tests_note(result, board, condition, lines)}"
     if steps is not None:
         caption += f" Time: of a step, over the first arm's, on {steps.machine}."
     return Table.of(rows, caption.strip()).without(dropped)
+
+
+def _tests_note(
+    result: StudyResult, board: Board, condition: Condition, lines: Sequence[Line]
+) -> str:
+    """Say how the differences of a table are tested, or why they are not."""
+    if left := result.to_come(board.name, condition.name):
+        return f"Nothing is tested before all runs have ended: {left} to come."
+    if result.questions:
+        return "Description: what was asked is tested above."
+    if result.untested:
+        return f"Description, without tests: {result.untested}."
+    return _JOINTLY if any(line.p is not None for line in lines) else ""
 
 
 def _rate(arm: Arm, board: Board) -> str:
@@ -194,25 +263,18 @@ def rates_table(board: Board) -> Table:
     rows = []
     for each in board.tried:
         row = {f"{board.name}: loss at learning rate": each.arm, **dict.fromkeys(tried, "")}
-        own = [f" (own {rate:g})" for rate in each.own_rates] or [""] * len(each.rates)
-        for rate, loss, beside in zip(each.rates, each.losses, own, strict=True):
-            written = "diverged" if loss is None else format_number(loss, False)
-            row[f"{rate:g}"] = written + beside
-        chosen = (each.chosen, ""), (each.own_chosen, "own ")
-        row["chosen"] = ", ".join(f"{what}{rate:g}" for rate, what in chosen if rate is not None)
+        for rate, loss in zip(each.rates, each.losses, strict=True):
+            row[f"{rate:g}"] = "diverged" if loss is None else format_number(loss, False)
+        row["chosen"] = "" if each.chosen is None else f"{each.chosen:g}"
         rows.append(row)
     return Table.of(rows, _RATES)
 
 
 def end_of_range(tried: TriedRates) -> str:
-    """Return "lowest" or "highest" where that rate of those tried was chosen, also of the rates of
-    what the arm adds; else nothing."""
-    ends = []
-    own = " of its own rates", tried.own_chosen, tried.own_rates
-    for what, chosen, rates in (("", tried.chosen, tried.rates), own):
-        if len(set(rates)) > 1 and chosen in (min(rates), max(rates)):
-            ends.append(f"{'lowest' if chosen == min(rates) else 'highest'}{what}")
-    return " and the ".join(ends)
+    """Return "lowest" or "highest" where that rate of those tried was chosen; else nothing."""
+    if len(set(tried.rates)) > 1 and tried.chosen in (min(tried.rates), max(tried.rates)):
+        return "lowest" if tried.chosen == min(tried.rates) else "highest"
+    return ""
 
 
 def runs_table(result: StudyResult) -> Table:
@@ -238,13 +300,13 @@ def claims_table(result: StudyResult) -> Table:
         {
             "claim": claim_text(each),
             **dict(zip(("paper", "here"), claim_numbers(result, each), strict=True)),
-            "p (Holm)": format_p(each.p).removesuffix(", within noise"),
+            "p (Holm)": format_p(each.p),
             "seeds to settle it": format_pairs(each.pairs_to_settle),
             "holds?": f"{each.verdict} ({each.reason})",
         }
         for each in judge(result)
     ]
-    return Table.of(rows, _CLAIMS + _looks_note(len(result.looks)))
+    return Table.of(rows, _CLAIMS)
 
 
 def claim_text(judged: JudgedClaim) -> str:
@@ -304,9 +366,3 @@ def _ours(quantity: str, values: Mapping[int, float], metric: Metric) -> str:
 
 def _by_seed(values: Mapping[int, float], metric: Metric) -> str:
     return ", ".join(format_number(value, metric.is_share) for _, value in sorted(values.items()))
-
-
-def _looks_note(looks: int) -> str:
-    """Say what it costs that a result was looked at before; nothing of one look."""
-    price = price_of_looks(max(1, looks))
-    return f" Look {looks}: p-values are {price} times those of one look." * (price > 1)

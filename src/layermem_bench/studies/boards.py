@@ -4,12 +4,12 @@ Arms are variants of a decoder of ours, or ways of going on training a model of 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import layermem
 from layermem.models.registry import BUILT_WITH, check_names, list_variants, lookup
@@ -18,8 +18,9 @@ from layermem_bench.config.run import Host, Model, Run
 from layermem_bench.costs.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.run.setup import adds_parameters, check_options
-from layermem_bench.studies.definition import Arm, Board, Study
+from layermem_bench.studies.definition import Arm, Board, Study, metric_of
 from layermem_bench.studies.planning import plain_parameters, with_parameters
+from layermem_bench.studies.result import Question
 
 RECIPE = tuple(f"{name}={str(value).lower()}" for name, value in layermem.RECIPE.items())
 """``layermem.RECIPE`` as options of an arm."""
@@ -37,6 +38,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("memory, all weights", {"train": "all"}),
 }
 """Ways of going on training a model, with what each is and the fields of ``Host`` that make it."""
+_HEADS = "num_key_value_heads="
+_DIRECTIONS: Mapping[str, Literal["higher", "lower"]] = {"below": "lower", "above": "higher"}
 # Share of a run's steps, at most, over which learning rates rise.
 _MOST_WARMUP = 0.1
 
@@ -59,7 +62,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if VARIANTS.keys() & {*parts}:
             variant = "+".join(VARIANTS.get(part, part) for part in parts)
             options = merged(RECIPE, given)
-        asked = Model(options=options).variant_fields()
+        asked = _model_of(Model(), options).variant_fields()
         check_names(lookup(variant, VARIANTS), asked.keys() - BUILT_WITH)
         arms[name] = variant, options
     return arms
@@ -96,9 +99,18 @@ def as_named_arm(run: Run) -> Run:
     return replace(run, variant=variant, model=model, labels=labels)
 
 
+def _model_of(model: Model, options: Sequence[str]) -> Model:
+    """Return a model with options of an arm: its key-value heads, and fields of its variant."""
+    sizes = {each: int(each.partition("=")[2]) for each in options if each.startswith(_HEADS)}
+    others = [each for each in options if each not in sizes]
+    for count in sizes.values():
+        model = replace(model, num_key_value_heads=count)
+    return replace(model, options=(*model.options, *others))
+
+
 def _as_variant(run: Run, variant: str, options: tuple[str, ...]) -> Run:
     """Return a run of a variant; ``optim.router_lr`` is left out where it adds no parameters."""
-    model, optim = replace(run.model, options=(*run.model.options, *options)), run.optim
+    model, optim = _model_of(run.model, options), run.optim
     if optim.router_lr is not None and not adds_parameters(variant, model):
         optim = replace(optim, router_lr=None)
     return replace(run, variant=variant, model=model, optim=optim)
@@ -148,28 +160,47 @@ def open_boards(names: Sequence[str], variants: str) -> list[Board]:
 
 
 def boards_of_recipe(
-    variants: str,
-    text: str | None,
-    held_out: str | None,
-    widths: Sequence[int],
-    lengths: Sequence[int],
+    variants: str, text: str | None, held_out: str | None, lengths: Sequence[int], compiled: bool
 ) -> list[Board]:
-    """Return a board of source code, and one of a text if there is one, for each width and number
-    of steps, `quiet-lm` in that shape; the last board is of arithmetic."""
+    """Return a board of source code, and one of a text if there is one, for each number of steps:
+    `quiet-lm` of that length."""
     base, boards = get_preset("quiet-lm"), []
-    layers = base.model.num_hidden_layers
     texts = [("code", "stdlib", None), *([("text", text, held_out)] if text else [])]
-    for (name, source, validation), width, steps in product(texts, widths, lengths):
-        warmup = min(base.optim.warmup_steps, int(steps * _MOST_WARMUP))
+    for (name, source, validation), steps in product(texts, lengths):
         run = replace(
-            reshaped(base, layers, width),
+            base,
             max_steps=steps,
             eval_every=steps,
             data=replace(base.data, source=source, validation=validation),
-            optim=replace(base.optim, warmup_steps=warmup),
+            optim=replace(
+                base.optim, warmup_steps=min(base.optim.warmup_steps, int(steps * _MOST_WARMUP))
+            ),
+            compute=replace(base.compute, compile=compiled),
         )
-        boards.append(board_of(run, variants, name=f"{name}-{layers}x{width}-{steps}"))
-    return [*boards, board_of(get_preset("tiny-aet-4"), variants)]
+        boards.append(board_of(run, variants, name=f"{name}-{steps}"))
+    return boards
+
+
+def questions_of(asks: Sequence[str], study: Study, margin: float | None) -> tuple[Question, ...]:
+    """Return the questions "ARM below ARM" and "ARM above ARM" on every board of a study under
+    every condition."""
+    questions = []
+    for asked, board, condition in product(asks, study.boards, study.conditions):
+        arm, how, against = (*asked.split(), "", "")[:3]
+        if how not in _DIRECTIONS or not against:
+            raise ValueError(f'--ask is "ARM below ARM" or "ARM above ARM", got {asked!r}')
+        questions.append(
+            Question(
+                board=board.name,
+                condition=condition,
+                arm=arm,
+                direction=_DIRECTIONS[how],
+                against=against,
+                metric=metric_of(board.base),
+                margin=margin,
+            )
+        )
+    return tuple(questions)
 
 
 def study_of_variants(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from layermem_base.files import write_atomically
 from layermem_bench.config.run import Run
-from layermem_bench.config.typed_dicts import to_json
+from layermem_bench.config.typed_dicts import read_result, to_json
 from layermem_bench.costs.model_sizes import unknown_size
 from layermem_bench.run.folder import ERRORS, RunFolder
 from layermem_bench.run.progress import RunsProgress
@@ -30,7 +30,7 @@ from layermem_bench.studies.executors import (
     executor_of,
     is_taken,
 )
-from layermem_bench.studies.gathering import RESULT, STUDIES, gather, replaced_result
+from layermem_bench.studies.gathering import RESULT, STUDIES, gather
 from layermem_bench.studies.records import RecordedRuns, add_labels, is_finished
 from layermem_bench.studies.result import LOSS, MeasuredSteps, StudyResult
 from layermem_bench.studies.steps import measured_steps
@@ -80,10 +80,24 @@ def carry_out(
             of_run = recorded.folder_of(name, run)
             if of_run.final.exists():
                 add_labels(of_run, run.labels)
-    result = gather(study, done, recorded, replaced_result(folder / RESULT), folder)
-    result = replace(result, command=command)
+    result = gather(study, done, recorded, folder)
+    result = replace(result, command=command, untested=_added_to(folder / RESULT, study))
     write_atomically(folder / RESULT, to_json(result))
     return result, "; ".join(failures) or None
+
+
+def _added_to(path: Path, study: Study) -> str:
+    """Say that seeds are added to a result that has been read, so that nothing can be tested.
+
+    To go on until a difference is found finds one that is not there: new seeds are a new study.
+    """
+    if not path.exists():
+        return ""
+    before = read_result(StudyResult, path)
+    is_whole = all(run.state in ("ended", "diverged") for run in before.runs)
+    if before.untested or (is_whole and {*before.seeds} < {*study.seeds}):
+        return before.untested or f"seeds were added to {len(before.seeds)} that had been read"
+    return ""
 
 
 def check_conditions(study: Study) -> None:

@@ -1,7 +1,7 @@
-"""Values of arms by seed -> lines of a table, verdicts on claims, and ranks of arms on two boards.
+"""Values of arms by seed -> answers to questions, lines of a table, verdicts on claims, ranks.
 
-One way to say a difference: paired over seeds, with an interval by Student's t, a p-value adjusted
-for the arms (or claims) of its table and for looks, and the pairs that would settle it.
+A difference is paired over seeds, with an interval by Student's t. A question is tested alone, arms
+of a table or claims beside each other; nothing is tested before all planned runs have ended.
 """
 
 import math
@@ -13,18 +13,18 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 
 from layermem_bench.statistics import (
-    NOISE,
+    LEVEL,
     Interval,
     adjusted_p_values,
     interval,
     mean_by_seed,
+    p_of_signs,
     p_value,
     p_values_to,
     paired_by_seed,
     pairs_to_settle,
-    price_of_looks,
 )
-from layermem_bench.studies.result import METRICS, Board, Claim, Condition, Looks, StudyResult
+from layermem_bench.studies.result import METRICS, Board, Claim, Condition, Question, StudyResult
 
 BySeed: TypeAlias = Mapping[int, float]
 Pair: TypeAlias = tuple[BySeed, BySeed]
@@ -39,12 +39,13 @@ RULE = (
     "excludes 0 in the claim's direction, does not hold if it excludes 0 in the other, and cannot "
     "be said at this scale otherwise, or where a planned run has not ended, where neither arm's "
     "own interval lies above a guess, or where fewer than six pairs all differ by the same. "
-    "p-values are adjusted by Holm's method for the claims of a study, and for looks at fewer "
-    "seeds; a claim with one from 0.05 on cannot be said. That two are similar does not hold if "
+    "p-values are adjusted by Holm's method for the claims of a study; a claim with one from 0.05 "
+    "on cannot be said. That two are similar does not hold if "
     "the interval excludes 0, and is never shown by one that includes it. A counted number equals "
     "the paper's, at the paper's sizes, if both are the same in the digits that the paper prints."
 )
 """How verdicts are reached."""
+Answer = Literal["yes", "no", "not more than", "open"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Difference:
     difference: Interval | None = None
     """Paired over seeds; None: there is no pair."""
     p: float | None = None
-    """p-value of that, adjusted by Holm's method for all differences beside it, and for looks."""
+    """p-value of that, adjusted by Holm's method for all differences tested beside it."""
     pairs_to_settle: int | None = None
     """Paired seeds that would settle a difference as large as observed, among so many."""
 
@@ -76,6 +77,19 @@ class Line(Difference):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answered(Difference):
+    """What came of a question, tested alone."""
+
+    question: Question
+    p_of_signs: float | None = None
+    """p-value by all signs of the differences, a check that asks nothing of how they vary."""
+    bound: float | None = None
+    """The largest difference in the direction asked for that the interval does not exclude."""
+    answer: Answer | None = None
+    """None: planned runs have not ended, or lack a value."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JudgedClaim(Difference):
     """One claimed difference, or a counted number, and what came of it."""
 
@@ -86,10 +100,44 @@ class JudgedClaim(Difference):
     reason: str = "nothing is recorded"
 
 
-def _differences(pairs: Mapping[_Key, Pair], looks: Looks) -> dict[_Key, Difference]:
-    """Return what is said of the differences of some pairs, after so many looks."""
+def answers(result: StudyResult) -> list[Answered]:
+    """Return what came of each question.
+
+    Yes: the difference is told from 0 in the direction asked for; no: in the other. Else a margin
+    tells whether it is small: not more than the bound, where this is within the margin.
+    """
+    return [_answered(question, result) for question in result.questions]
+
+
+def _answered(question: Question, result: StudyResult) -> Answered:
+    found = result.values(question.board, question.condition, question.metric)
+    ours, theirs = (found.get(arm, {}) for arm in (question.arm, question.against))
+    difference = paired_by_seed(ours, theirs)
+    # Those that are left where one diverged may be the lucky ones.
+    if difference is None or {*result.seeds} - (ours.keys() & theirs.keys()):
+        return Answered(question=question, difference=difference)
+    sign = 1 if question.direction == "higher" else -1
+    p, bound = p_value(difference), max(0.0, sign * difference.mean + difference.half)
+    answer: Answer = "open"
+    if p < LEVEL:
+        answer = "yes" if sign * difference.mean > 0 else "no"
+    elif question.margin is not None and bound <= question.margin:
+        answer = "not more than"
+    return Answered(
+        question=question,
+        difference=difference,
+        p=None if math.isnan(p) else p,
+        p_of_signs=p_of_signs(ours, theirs),
+        bound=bound,
+        answer=answer,
+        pairs_to_settle=pairs_to_settle(difference),
+    )
+
+
+def _differences(pairs: Mapping[_Key, Pair]) -> dict[_Key, Difference]:
+    """Return what is said of the differences of some pairs, tested beside each other."""
     found = {key: paired_by_seed(*pair) for key, pair in pairs.items()}
-    p_values = adjusted_p_values(found, len(looks))
+    p_values = adjusted_p_values(found)
     told = {}
     for key, each in found.items():
         settle = pairs_to_settle(each, compared=len(p_values)) if each else None
@@ -101,11 +149,12 @@ def compare(
     values: Mapping[str, BySeed],
     seeds: Sequence[int],
     better: Literal["higher", "lower"] | None,
-    looks: Looks = (),
+    *,
+    tested: bool = True,
 ) -> list[Line]:
     """Return a line for each arm, the best first where there is a better; whole ones before others.
 
-    Arms are compared with the first. ``looks``: at how many seeds such results were looked at.
+    Arms are compared with the first, and ``tested`` beside each other.
     """
     means = {arm: mean_by_seed(of_arm) for arm, of_arm in values.items()}
     missing = {arm: tuple(s for s in seeds if s not in of_arm) for arm, of_arm in values.items()}
@@ -118,9 +167,14 @@ def compare(
         # Rounded, since equal values may have been added up in another order.
         rounded = [round(mean, 12) for mean in whole.values()]
         ranks = {arm: 1 + rounded.index(mean) for arm, mean in zip(whole, rounded, strict=True)}
-        to_best = p_values_to(next(iter(whole)), {arm: values[arm] for arm in whole}, len(looks))
+    if ranks and tested:
+        to_best = p_values_to(next(iter(whole)), {arm: values[arm] for arm in whole})
     first = next(iter(values), "")
-    differences = _differences({a: (values[a], values[first]) for a in values if a != first}, looks)
+    pairs = {arm: (values[arm], values[first]) for arm in values if arm != first}
+    # Of an arm that lost seeds those that are left may be the lucky ones.
+    judged = {a: p for a, p in pairs.items() if tested and not (missing[a] or missing[first])}
+    differences = {a: Difference(difference=paired_by_seed(*pair)) for a, pair in pairs.items()}
+    differences |= _differences(judged)
     return [
         Line(
             arm=arm,
@@ -141,7 +195,9 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
     values = {arm.name: found.get(arm.name, {}) for arm in condition.arms}
     runs = result.of(board.name, condition.name)
     seeds = result.seeds or sorted({run.seed for run in runs if run.state != "begun"})
-    return compare(values, seeds, result.metric(metric).better, condition.looks)
+    is_tested = not (result.questions or result.untested)
+    is_tested &= not result.to_come(board.name, condition.name)
+    return compare(values, seeds, result.metric(metric).better, tested=is_tested)
 
 
 def judge(result: StudyResult) -> list[JudgedClaim]:
@@ -151,7 +207,7 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
         if claim.against is not None:
             ours = result.computed(claim.quantity)
             pairs[claim] = ours.get(claim.arm, {}), ours.get(claim.against, {})
-    differences, judged = _differences(pairs, result.looks), []
+    differences, judged = _differences(pairs), []
     for claim in result.claims:
         papers = {p.arm: p.value for p in result.papers if p.quantity == claim.quantity}
         if claim not in pairs:
@@ -174,20 +230,19 @@ def _with_verdict(judged: JudgedClaim, pair: Pair, result: StudyResult) -> Judge
         return judged
     missing = sorted(set(result.seeds) - (pair[0].keys() & pair[1].keys()))
     chance = result.metric(claim.quantity).chance
-    price = price_of_looks(len(result.looks))
     verdict = UNSAID
     if missing:
         reason = f"of seeds {', '.join(map(str, missing))} there is no pair"
     elif judged.p is None:
         reason = "one pair has no interval"
     elif abs(difference.mean) <= difference.half:
-        reason = "within noise: the interval includes 0"
-    elif not difference.half and price * p_value(difference) >= NOISE:
+        reason = "the interval includes 0"
+    elif not difference.half and p_value(difference) >= LEVEL:
         reason = "all pairs differ by the same, so that how they vary is not known"
     elif chance is not None and all(interval([*v.values()]).ends[0] <= chance for v in pair):
         reason = "neither is above a guess"
-    elif judged.p >= NOISE:
-        reason = f"within noise among so many claims: p {judged.p:.3f}"
+    elif judged.p >= LEVEL:
+        reason = f"among so many claims its p is {judged.p:.3f}"
     elif claim.direction == ("higher" if difference.mean > 0 else "lower"):
         verdict, reason = "holds", "the interval excludes 0"
     elif claim.direction == "similar":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from layermem_bench.config.named import Named
 from layermem_bench.config.run import Run
-from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, OfPaper, Picture, RunRecord
+from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, OfPaper, Picture, Question, RunRecord
 
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
@@ -44,23 +44,10 @@ class Board:
     arms: tuple[Arm, ...]
     rates: tuple[float, ...] = ()
     """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
-    trials: int | None = None
-    """How many settings every arm tries between the lowest and the highest of ``rates``; None: each
-    of these."""
     starts_from: "Board | None" = None
     """Board whose run of the same arm and seed each run starts from; None: new weights."""
     shape: str = ""
     """LAYERSxWIDTH, where it is a preset in another shape."""
-
-    def __post_init__(self) -> None:
-        if self.trials is not None and (
-            len({*self.rates}) < 2 or self.base.optim.router_lr is not None
-        ):
-            raise ValueError(
-                "--trials tries learning rates between the lowest and the highest of --rates, and "
-                "those of what arms add: name two --rates, and leave --optim.router-lr out; "
-                "--trials None tries the --rates themselves"
-            )
 
 
 def metric_of(run: Run) -> str:
@@ -107,6 +94,8 @@ class Study(OfPaper):
     seeds: tuple[int, ...]
     conditions: tuple[str, ...] = ("tokens",)
     """Under which the arms meet: of ``ALL_CONDITIONS``."""
+    questions: tuple[Question, ...] = ()
+    """What it is to tell, each tested alone; none: the arms of a table are tested together."""
     observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
     """What is seen of ended runs, or without any; None: what runs are judged by is all."""
 
@@ -119,6 +108,15 @@ class Study(OfPaper):
         names = [board.name for board in self.boards]
         if len(set(names)) < len(names):
             raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
+        known = {
+            (b.name, arm.name, c) for b in self.boards for arm in b.arms for c in self.conditions
+        }
+        for each in self.questions:
+            for arm in (each.arm, each.against):
+                if (each.board, arm, each.condition) not in known:
+                    raise ValueError(
+                        f"--ask: the study has no {arm} on {each.board} under {each.condition}"
+                    )
 
 
 _KNOWN = Named[Study]("study")

@@ -12,7 +12,7 @@ from typing import Any
 from layermem_base.files import write_atomically
 from layermem_bench.config.parts import Labels
 from layermem_bench.config.run import Run
-from layermem_bench.config.typed_dicts import read_result, to_json
+from layermem_bench.config.typed_dicts import to_json
 from layermem_bench.costs.closed_forms import costs_of_runs
 from layermem_bench.costs.model_sizes import trained_fields
 from layermem_bench.run.folder import RunFolder, recorded_run, unique_names
@@ -35,7 +35,6 @@ from layermem_bench.studies.result import (
     Arm,
     Board,
     Condition,
-    Looks,
     Metric,
     OfPaper,
     Picture,
@@ -59,10 +58,9 @@ def gather(
     study: Study,
     done: Mapping[str, Done],
     recorded: RecordedRuns,
-    before: StudyResult | None,
     folder: Path,
 ) -> StudyResult:
-    """Return what came of a study; ``before``: the result that this one in ``folder`` replaces."""
+    """Return what came of a study, whose result is written into ``folder``."""
     boards, runs = [], list[RunRecord]()
     ended: dict[str, dict[str, dict[int, RunRecord]]] = {}
     for of_board in done.values():
@@ -76,7 +74,7 @@ def gather(
                 ended.setdefault(record.board, {}).setdefault(record.arm, {})[record.seed] = record
         arms = [arm.name for arm in of_board.board.arms]
         members.sort(key=lambda each: arms.index(each.record.arm))
-        boards.append(_board(members, study.conditions, study.seeds, before, of_board))
+        boards.append(_board(members, study.conditions, of_board))
     asked = Trained(seeds=study.seeds, records=ended, out=folder)
     seen = list(study.observe(asked) if study.observe else ())
     observed = [each for each in seen if isinstance(each, Observed)]
@@ -91,6 +89,7 @@ def gather(
         seeds=study.seeds,
         boards=tuple(boards),
         metrics=metrics,
+        questions=study.questions,
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
         pictures=tuple(each for each in seen if isinstance(each, Picture)),
@@ -168,13 +167,13 @@ def gather_runs(
     boards: dict[str, list[Labelled]] = {}
     for each in members:
         boards.setdefault(each.record.board, []).append(each)
-    before, runs = replaced_result(out / RESULT) if out else None, [m.record for m in members]
+    runs = [each.record for each in members]
     result = StudyResult(
         command=command,
         name="report",
         title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
         seeds=(),
-        boards=tuple(_board(each, _CONDITIONS, (), before) for each in boards.values()),
+        boards=tuple(_board(each, _CONDITIONS) for each in boards.values()),
         metrics=_metrics(runs),
         runs=tuple(runs),
     )
@@ -184,27 +183,21 @@ def gather_runs(
 
 
 def _board(
-    members: Sequence[Labelled],
-    conditions: Iterable[str],
-    seeds: Sequence[int],
-    before: StudyResult | None,
-    done: Done | None = None,
+    members: Sequence[Labelled], conditions: Iterable[str], done: Done | None = None
 ) -> Board:
     """Return a board of labelled runs under those of the conditions that some count under.
 
-    Arms are in the order of their first runs. ``seeds``: those planned; empty: those that ended.
-    ``done``: what a study knows of the board.
+    Arms are in the order of their first runs. ``done``: what a study knows of the board.
     """
     check_comparable(members)
     name = members[0].record.board
     ended = [each.record for each in members if each.record.state == "ended"]
-    seeds = seeds or sorted({record.seed for record in ended})
     shown, by_condition = [], []
     for condition in conditions:
         if here := [each for each in members if condition in each.record.conditions]:
-            arms, looks = _of_arms(here), _looks(before, name, condition, here, seeds)
+            arms = _of_arms(here)
             described = tuple(_arm(each, done) for each in arms.values())
-            shown.append(Condition(name=condition, arms=described, looks=looks))
+            shown.append(Condition(name=condition, arms=described))
             by_condition.append(arms)
     arms = by_condition[0]
     first = next(iter(arms.values())).run
@@ -247,42 +240,15 @@ def _arm(labelled: Labelled, done: Done | None) -> Arm:
         trained = parameters(run, sizes) if sizes else None
     elif done:
         trained = sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
-    choice = done.choices.get(arm) if done else None
     notes = {each.name: each.note for each in done.board.arms} if done else {}
     return Arm(
         name=arm,
         steps=run.max_steps,
         parameters=trained,
         width_of_mlp=sizes["intermediate_size"] if sizes else None,
-        rate=choice.rate if choice else None,
+        rate=done.choices.get(arm) if done else None,
         note=_LOST if done and arm in done.lost else notes.get(arm, ""),
     )
-
-
-def _looks(
-    before: StudyResult | None,
-    board: str,
-    condition: str,
-    runs: list[Labelled],
-    seeds: Iterable[int],
-) -> Looks:
-    """Return the looks at some runs, that at ``seeds`` last: each result of these runs with other
-    seeds that this one replaces was a look, for which p-values pay."""
-    now, ids = tuple(sorted(seeds)), {each.record.run_id for each in runs}
-    if before is None or ids.isdisjoint(run.run_id for run in before.of(board, condition)):
-        return (now,)
-    conditions = {(b.name, c.name): c for b in before.boards for c in b.conditions}
-    # The same seeds again are no further look.
-    return (*(look for look in conditions[board, condition].looks if look != now), now)
-
-
-def replaced_result(path: Path) -> StudyResult | None:
-    """Return the result in a file that is to be written anew; None: there is none to be read."""
-    try:
-        return read_result(StudyResult, path) if path.exists() else None
-    except ValueError as error:
-        logger.warning("looks at the seeds of an earlier result are not counted: %s", error)
-        return None
 
 
 def _metrics(runs: Sequence[RunRecord], observed: Iterable[Observed] = ()) -> dict[str, Metric]:

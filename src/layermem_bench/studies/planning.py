@@ -1,7 +1,7 @@
 """A study -> its runs by name: those that choose learning rates, and those that count.
 
-BOARD/rates/ARM-lrRATE-s1000    every arm with every rate (or ARM-lrRATE-ownRATE-s1000)
-BOARD/ARM-lrRATE-sSEED          every arm with what it chose and every seed
+BOARD/rates/ARM-lrRATE-s1000    every arm with every rate
+BOARD/ARM-lrRATE-sSEED          every arm with the rate it chose and every seed
 BOARD/CONDITION/ARM-...         those of them that a condition makes other runs
 
 A condition is a function from a run to a run. Each run says by its labels where it belongs.
@@ -20,31 +20,20 @@ from layermem_bench.config.counting import count_parameters
 from layermem_bench.config.parts import Labels
 from layermem_bench.config.run import Run
 from layermem_bench.costs.model_sizes import model_sizes
-from layermem_bench.run.setup import adds_parameters
 from layermem_bench.studies.definition import CHOOSING_SEED, Arm, Board
 from layermem_bench.studies.records import RecordedRuns, check_comparable
 from layermem_bench.studies.result import LOSS, MeasuredSteps, TriedRates
 
 TOLERANCE = 0.005
 """Share within which parameters are equal."""
-OWN_RATES = 1e-3, 3e-2
-"""Lowest and highest learning rate that trials try for parameters that an arm adds."""
 # A difference in time that timing steps again would make as well.
 _SAME_TIME = 0.01
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What an arm tries: a learning rate, and perhaps another of what it adds."""
-
-    rate: float
-    own_rate: float | None = None
-
-
 Plan = dict[str, Run]
 """Runs by the names of their folders."""
-Choices = Mapping[str, Tried]
-"""What each arm chose; one that is not named takes the board's."""
+Choices = Mapping[str, float]
+"""The learning rate that each arm chose; one that is not named takes the board's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,37 +61,15 @@ def trials(board: Board) -> Plan:
     """Return the runs that choose a board's learning rates; an arm with one rate needs none."""
     plan: Plan = {}
     for arm in board.arms:
-        tries = candidates(board, arm)
-        for tried in tries if len(tries) > 1 else ():
-            _add_run(plan, f"{board.name}/rates", board, arm, tried, CHOOSING_SEED)
+        rates = rates_of(board, arm)
+        for rate in rates if len(rates) > 1 else ():
+            _add_run(plan, f"{board.name}/rates", board, arm, rate, CHOOSING_SEED)
     return plan
 
 
-def candidates(board: Board, arm: Arm) -> list[Tried]:
-    """Return what an arm tries.
-
-    With ``trials``, as many rates, evenly spaced on a logarithmic scale; an arm that adds
-    parameters tries each with another rate of their own, spaced alike, in a mixed order.
-    """
-    rates = dict.fromkeys(board.rates if arm.rates is None else arm.rates)
-    if board.trials is None or not rates:
-        return [Tried(rate) for rate in rates]
-    spaced = _spaced(min(rates), max(rates), board.trials)
-    run = arm.change(board.base)
-    if not adds_parameters(run.variant, run.model):
-        return [Tried(rate) for rate in spaced]
-    own_rates = _spaced(*OWN_RATES, board.trials)
-    # Multiples of the golden ratio spread evenly over the unit interval, and neither rate says
-    # anything about the other.
-    places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
-    ranks = [sorted(places).index(place) for place in places]
-    return [Tried(rate, own_rate=own_rates[rank]) for rate, rank in zip(spaced, ranks, strict=True)]
-
-
-def _spaced(low: float, high: float, count: int) -> list[float]:
-    """Return rates of two digits from the lowest to the highest, with equal ratios."""
-    ratio = (high / low) ** (1 / (count - 1))
-    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
+def rates_of(board: Board, arm: Arm) -> list[float]:
+    """Return the learning rates that an arm tries."""
+    return list(dict.fromkeys(board.rates if arm.rates is None else arm.rates))
 
 
 def counting_runs(
@@ -157,19 +124,15 @@ def at_conditions(
 
 
 def _add_run(
-    plan: Plan, folder: str, board: Board, arm: Arm, tried: Tried | None, seed: int
+    plan: Plan, folder: str, board: Board, arm: Arm, rate: float | None, seed: int
 ) -> None:
-    """Add a board's run of an arm with what it tries or chose; raise where another has its name:
-    one would stand for the other."""
+    """Add a board's run of an arm at a learning rate; raise where another has its name: one would
+    stand for the other."""
     labels = Labels(board=board.name, arm=arm.name)
-    run, rates = replace(arm.change(board.base), seed=seed, labels=labels), ""
-    if tried is not None:
-        rates = f"-lr{tried.rate:g}"
-        if tried.own_rate is not None:
-            rates += f"-own{tried.own_rate:g}"
-            run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
-        run = arm.with_rate(run, tried.rate)
-    name = f"{folder}/{name_in_folders(arm.name)}{rates}-s{seed}"
+    run, at = replace(arm.change(board.base), seed=seed, labels=labels), ""
+    if rate is not None:
+        run, at = arm.with_rate(run, rate), f"-lr{rate:g}"
+    name = f"{folder}/{name_in_folders(arm.name)}{at}-s{seed}"
     if name in plan:
         raise ValueError(
             f"{plan[name].labels.arm} and {arm.name} would have one folder, {name}: let arms and "
@@ -231,8 +194,8 @@ def with_parameters(run: Run, target: int) -> Run:
 
 def choose(
     board: Board, recorded: RecordedRuns
-) -> tuple[tuple[TriedRates, ...], dict[str, Tried], frozenset[str]]:
-    """Return what each arm of a board tried, what it takes, and the arms that diverged at every
+) -> tuple[tuple[TriedRates, ...], dict[str, float], frozenset[str]]:
+    """Return what each arm of a board tried, the rate it takes, and the arms that diverged at every
     rate; all trials must be recorded."""
     plan = trials(board)
     members = [recorded.read(name, run) for name, run in plan.items()]
@@ -242,22 +205,19 @@ def choose(
         # That a rate is too high for an arm, so that the run diverges, is a result.
         loss = math.inf if record.state == "diverged" else record.metrics[LOSS]
         losses.setdefault(record.arm, []).append(loss)
-    tries = {arm.name: candidates(board, arm) for arm in board.arms}
-    tried = tuple(tried_rates(arm, tries[arm], of_arm) for arm, of_arm in losses.items())
-    choices = {arm: of_arm[0] for arm, of_arm in tries.items() if len(of_arm) == 1}
-    choices |= {t.arm: Tried(t.chosen, t.own_chosen) for t in tried if t.chosen is not None}
+    rates = {arm.name: rates_of(board, arm) for arm in board.arms}
+    tried = tuple(tried_rates(arm, rates[arm], of_arm) for arm, of_arm in losses.items())
+    choices = {arm: of_arm[0] for arm, of_arm in rates.items() if len(of_arm) == 1}
+    choices |= {each.arm: each.chosen for each in tried if each.chosen is not None}
     return tried, choices, frozenset(losses) - choices.keys()
 
 
-def tried_rates(arm: str, tries: Sequence[Tried], losses: Sequence[float]) -> TriedRates:
+def tried_rates(arm: str, rates: Sequence[float], losses: Sequence[float]) -> TriedRates:
     """Return what an arm tried, and its choice: the lowest finite loss."""
-    finite = {tried: loss for tried, loss in zip(tries, losses, strict=True) if math.isfinite(loss)}
-    best = min(finite, key=lambda tried: finite[tried], default=None)
+    finite = {rate: loss for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)}
     return TriedRates(
         arm=arm,
-        rates=tuple(tried.rate for tried in tries),
-        losses=tuple(finite.get(tried) for tried in tries),
-        chosen=best.rate if best else None,
-        own_rates=tuple(tried.own_rate for tried in tries if tried.own_rate is not None),
-        own_chosen=best.own_rate if best else None,
+        rates=tuple(rates),
+        losses=tuple(finite.get(rate) for rate in rates),
+        chosen=min(finite, key=lambda rate: finite[rate], default=None),
     )

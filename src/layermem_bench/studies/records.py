@@ -40,6 +40,8 @@ from layermem_bench.studies.result import (
 NOTE = "-- study: "
 """What begins a line of ERRORS that the run did not write itself."""
 logger = logging.getLogger(__name__)
+# Of a run's training loss, at most.
+_PARTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,7 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
             max_steps=run.max_steps,
             metrics=_metrics(run, validations, solved) if state == "ended" else {},
             validations=validations,
+            learning=_learning(rows),
             tokens_per_second=statistics.median(speeds) if speeds else None,
             solved=solved,
             about={name: str(value) for name, value in about.items() if value is not None},
@@ -183,6 +186,16 @@ def _validations(rows: Sequence[Mapping[str, Any]]) -> tuple[Validation, ...]:
             values["flops"] = row["tokens"] * counted[-1]
         validations.append(from_dict(Validation, values, ""))
     return tuple(validations)
+
+
+def _learning(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, float], ...]:
+    """Return a run's training loss: means of as many parts of it, of equally many rows each."""
+    told = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    size = -(-len(told) // _PARTS) or 1
+    parts = [told[i : i + size] for i in range(0, len(told), size)]
+    return tuple(
+        (float(part[-1][0]), round(statistics.fmean(loss for _, loss in part), 5)) for part in parts
+    )
 
 
 def _metrics(

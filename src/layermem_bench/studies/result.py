@@ -21,8 +21,6 @@ BY_LEVEL, BY_LAYER, ABOVE_PLAIN = " by ", " by layer: ", " above plain"
 Scale = Literal["tiny", "small", "paper"]
 Direction = Literal["higher", "lower", "similar", "equal"]
 State = Literal["ended", "diverged", "failed", "begun", "not begun"]
-Looks = tuple[tuple[int, ...], ...]
-"""The seeds of each look at some runs, the newest last."""
 COLUMNS = (
     *("study", "board", "condition", "arm", "seed", "run", "run_id", "state", "metric", "step"),
     *("tokens", "flops", "value"),
@@ -67,9 +65,6 @@ class TriedRates:
     losses: tuple[float | None, ...]
     chosen: float | None
     """The rate that was taken; None: the arm diverged at every one."""
-    own_rates: tuple[float, ...] = ()
-    """Learning rate of the parameters that the arm adds, tried with each; empty: none was."""
-    own_chosen: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +110,6 @@ class Condition:
 
     name: str
     arms: tuple[Arm, ...]
-    looks: Looks = ()
-    """Seeds of each look at these runs, this one last; empty: the first look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +144,21 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question:
+    """A difference that a study is planned to tell: on a board under a condition an arm has a
+    higher or a lower value than another. It is tested alone."""
+
+    board: str
+    condition: str
+    arm: str
+    direction: Literal["higher", "lower"]
+    against: str
+    metric: str = LOSS
+    margin: float | None = None
+    """A difference that would matter: of a smaller one it is enough to know that."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run with its labels: planned, begun or ended. ``note``: of one that diverged or failed,
     what was seen. ``about``: versions, commit, machine and command, as recorded."""
@@ -170,6 +178,8 @@ class RunRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of an ended run that counts: what it is judged by, by name."""
     validations: tuple[Validation, ...] = ()
+    learning: tuple[tuple[float, float], ...] = ()
+    """Steps, and the mean training loss since the one before."""
     tokens_per_second: float | None = None
     """Median over the run, by wall time; None: not recorded."""
     solved: Solved | None = None
@@ -260,7 +270,7 @@ class StudyResult(OfPaper):
     """Everything that a study's page shows; of runs those too that are in no mean."""
 
     KIND: ClassVar[str] = "study"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     COMMAND: ClassVar[str] = "layermem study"
 
     command: str
@@ -271,15 +281,13 @@ class StudyResult(OfPaper):
     boards: tuple[Board, ...]
     metrics: Mapping[str, Metric]
     runs: tuple[RunRecord, ...]
+    questions: tuple[Question, ...] = ()
+    """What was asked before the first run; then tables only describe."""
+    untested: str = ""
+    """Why tables only describe all the same; empty: arms are tested beside each other."""
     rows: tuple[Row, ...] = ()
     """What was computed of them, or without any."""
     pictures: tuple[Picture, ...] = ()
-
-    @property
-    def looks(self) -> Looks:
-        """Return the looks at what is claimed: those at the runs that were looked at most often."""
-        looks = (condition.looks for board in self.boards for condition in board.conditions)
-        return max(looks, key=len, default=())
 
     def metric(self, name: str) -> Metric:
         """Return the metric of a name, which may be recorded nowhere."""
@@ -296,6 +304,12 @@ class StudyResult(OfPaper):
             if metric in run.metrics:
                 values.setdefault(run.arm, {})[run.seed] = run.metrics[metric]
         return values
+
+    def to_come(self, board: str, condition: str, *arms: str) -> int:
+        """Return how many runs of a table, or of some arms, have neither ended nor diverged:
+        nothing is tested before they have."""
+        runs = (run for run in self.of(board, condition) if run.arm in arms or not arms)
+        return sum(run.state not in ("ended", "diverged") for run in runs)
 
     def metrics_of(self, board: str, condition: str) -> list[str]:
         """Return the names of the metrics that runs have on a board under a condition."""
