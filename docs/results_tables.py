@@ -5,7 +5,6 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
 
     METRIC                     the arms of the record's only board by a metric
     BOARD, METRIC              those of one of its boards, under one condition
-    ranks                      how alike its boards rank the arms
     BOARD, all conditions      those of a board by what they are ranked by: their difference from
                                the first arm under each condition; of one board without its name
     BOARD, METRIC, equal time  those of a board under one of its conditions, likewise
@@ -42,7 +41,6 @@ from layermem_bench.pages.study_tables import (
     claim_numbers,
     numbers_table,
     outcome,
-    ranks_table,
     shapes_of,
     shown_metrics,
     title_of,
@@ -160,7 +158,7 @@ def _joined(names: Sequence[str], title: str, records: Path) -> Table:
 
 def _tables(result: StudyResult) -> dict[str, Table]:
     """Return the tables of a study by their names."""
-    found = {"ranks": ranks_table(result)} if len(result.boards) > 1 else {}
+    found: dict[str, Table] = {}
     for board in result.boards:
         of_board = f"{board.name}, " if len(result.boards) > 1 else ""
         several = len(board.conditions) > 1

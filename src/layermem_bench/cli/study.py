@@ -25,10 +25,9 @@ _RECIPE = (
     "recipe_half,plain:num_key_value_heads=2"
 )
 _ASKED = (
-    *(f"{arm} below plain" for arm in ("lime", "recipe", "value_residual", "mudd")),
-    *(f"{arm} below plain" for arm in ("hyper_connections", "recipe+mudd", "value_residual+mudd")),
+    *(f"{arm} below plain" for arm in _RECIPE.split(",")[1:8]),
     *("recipe below value_residual", "recipe+mudd below value_residual+mudd"),
-    *("recipe_half above plain", "plain:num_key_value_heads=2 above plain"),
+    *(f"{arm} above plain" for arm in _RECIPE.split(",")[8:]),
 )
 
 
@@ -106,8 +105,8 @@ class OfBoards(Arms):
 
 @dataclass(frozen=True, kw_only=True)
 class OfRecipe(Arms):
-    """Which layer memory? It, its rivals and pairs of both, on source code and on a text of yours,
-    each arm at the best of as many learning rates: the questions that layermem's pages answer."""
+    """Which layer memory? It, its rivals and pairs of both, each at the best of as many learning
+    rates, on source code and on a text of yours: the questions that layermem's pages answer."""
 
     usual = ("tokens",)
     variants: str = _RECIPE
@@ -220,9 +219,9 @@ def study_of(options: Any) -> "Study":
     of, asks = [replace(each, rates=options.rates) for each in of], options.ask
     asked = boards.study_of_variants(of, seeds, conditions)
     if isinstance(options, OfRecipe):
-        names = {arm.name for arm in of[0].arms}
-        asks = [each for each in asks if {*each.split()[::2]} <= names]
         asked = replace(asked, name="recipe", title="Which layer memory")
+        arms = {arm.name for arm in of[0].arms}
+        asks = tuple(each for each in asks if {*each.split()[::2]} <= arms)
     return replace(asked, questions=boards.questions_of(asks, asked, options.margin))
 
 

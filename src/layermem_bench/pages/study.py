@@ -27,8 +27,6 @@ def build(result: StudyResult) -> Page:
     for each in (result, *study_tables.shapes_of(result)):
         for board in each.boards:
             sections += _of_board(each, board)
-    if not result.claims and (ranks := study_tables.ranks_table(result)).rows:
-        sections.append(Section("Do the boards agree", tables=[ranks]))
     for board in result.boards:
         made = [make(board.costs) for make in (counted_table, cache_table)]
         if counted := [table for table in made if table.rows]:
@@ -56,8 +54,8 @@ def tables(result: StudyResult) -> list[Table]:
         for board in each.boards
         for table in _tables(each, board)
     ]
-    asked, ranks = study_tables.questions_table(result), study_tables.ranks_table(result)
-    return [table for table in (asked, *shown, ranks) if table.rows]
+    asked = study_tables.questions_table(result)
+    return [asked, *shown] if asked.rows else shown
 
 
 def _tables(result: StudyResult, board: Board) -> list[Table]:

@@ -1,4 +1,4 @@
-"""Tables of a study: questions, arms side by side, ranks, rates, runs; the paper's claims, numbers.
+"""Tables of a study: questions, arms side by side, rates, runs; the paper's claims and numbers.
 
 Each is a list of columns over the lines of a comparison, or over what else was recorded.
 """
@@ -15,7 +15,6 @@ from layermem_bench.studies.comparing import (
     answers,
     judge,
     lines_of,
-    rank_correlations,
 )
 from layermem_bench.studies.result import (
     ABOVE_PLAIN,
@@ -48,11 +47,6 @@ _ALONE = (
     "Each question was asked before the first run, and is tested alone by a paired t-test. p by "
     "signs: the share of all signs of the differences whose mean is as far from 0. At most: the "
     "largest difference in the direction asked for that the 95% interval does not exclude."
-)
-_RANKS = (
-    "Spearman's correlation of the arms' ranks by their means. Intervals are of 2,000 draws of as "
-    "many seeds, with repetition, which lean to 0. Boards that rank the arms alike show a "
-    "correlation above the last column in 95 of 100 studies."
 )
 _RUNS = (
     "An id stands for every option that decides about a run's weights; layermem train --config "
@@ -240,21 +234,6 @@ def shapes_of(result: StudyResult) -> Iterator[StudyResult]:
         ]
         if len(boards) > 1:
             yield replace(result, boards=(board,), runs=tuple(runs))
-
-
-def ranks_table(result: StudyResult) -> Table:
-    """Return a table of how alike two boards rank the arms; no rows: no two can be compared."""
-    rows = [
-        {
-            "boards": " and ".join(each.boards),
-            "arms": str(each.arms),
-            "rank correlation": f"{each.value:.2f}",
-            "95% interval": "{:.2f} to {:.2f}".format(*each.ends) if each.ends else "",
-            "if they rank alike": "" if each.if_alike is None else f"above {each.if_alike:.2f}",
-        }
-        for each in rank_correlations(result)
-    ]
-    return Table.of(rows, _RANKS)
 
 
 def rates_table(board: Board) -> Table:
