@@ -9,6 +9,8 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
                                the first arm under each condition; of one board without its name
     BOARD, METRIC, equal time  those of a board under one of its conditions, likewise
     PRESET, arms and shapes    wide and deep models of a preset at equal parameters
+    questions                  what the study was to tell, with the answers
+    BOARD, rates               the learning rates that arms tried; of one board without its name
     TABLE over seeds           a table of evaluations ("loss", "right pairs")
     numbers, or numbers: TEXT  an artefact's numbers, the paper's beside ours (TEXT is in their
                                names); its record lies in docs/records/artefacts
@@ -37,17 +39,28 @@ from layermem_bench.pages.eval import over_seeds
 from layermem_bench.pages.page import Table, format_interval, format_p, with_p
 from layermem_bench.pages.study_tables import (
     TITLES,
+    answer_text,
     arms_table,
     claim_numbers,
     numbers_table,
     outcome,
+    questions_table,
+    rates_table,
     shapes_of,
     shown_metrics,
     title_of,
 )
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
-from layermem_bench.studies.comparing import JudgedClaim, Line, Verdict, judge, lines_of
+from layermem_bench.studies.comparing import (
+    Difference,
+    JudgedClaim,
+    Line,
+    Verdict,
+    answers,
+    judge,
+    lines_of,
+)
 from layermem_bench.studies.result import ABOVE_PLAIN, Board, Metric, StudyResult
 
 DOCS = Path(__file__).parent
@@ -158,10 +171,11 @@ def _joined(names: Sequence[str], title: str, records: Path) -> Table:
 
 def _tables(result: StudyResult) -> dict[str, Table]:
     """Return the tables of a study by their names."""
-    found: dict[str, Table] = {}
+    found = {"questions": questions_table(result).without(_FIRST_LEFT_OUT)}
     for board in result.boards:
         of_board = f"{board.name}, " if len(result.boards) > 1 else ""
         several = len(board.conditions) > 1
+        found[f"{of_board}rates"] = rates_table(board)
         if several:
             found[f"{of_board}all conditions"] = _all_conditions(result, board)
         for condition in board.conditions:
@@ -272,6 +286,8 @@ class Question:
     """Of a record with several boards; empty: the only one."""
     condition: str = ""
     arm: str = ""
+    against: str = ""
+    """Of a question that the record's study was planned for; empty: the first arm of a table."""
     metric: str = ""
     stage: Literal["early", "later"] = "later"
     """The part of the picture in which a difference in loss is drawn."""
@@ -280,18 +296,12 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came of a question: the arm's line of its table; None: nothing is recorded."""
+    """What came of a question, and how it is said; None: nothing is recorded."""
 
     question: Question
-    line: Line | None = None
+    verdict: str = "not measured yet"
+    line: Difference | None = None
     metric: Metric = Metric()
-
-    @property
-    def verdict(self) -> str:
-        if self.line is None or self.line.difference is None:
-            return "not measured yet"
-        said = {"ahead": "**yes**", "behind": "**no**", "open": "open"}
-        return said.get(outcome(self.line, self.metric), "not tested")
 
 
 def questions() -> list[Question]:
@@ -321,12 +331,29 @@ def answer(question: Question, records: Path) -> Answer:
     if not question.record:
         return Answer(question=question)
     of, asked = question.record, question.asks
+    if question.against:
+        return _planned(question, _read_whole(of, records))
     lines, metric = recorded_lines(of, question.board, question.condition, question.metric, records)
     line = next((each for each in lines if each.arm == question.arm), None)
     first = next(each for each in lines if each.difference is None)
     if line is None or line.missing or first.missing:
         raise SystemExit(f"{of} must have {question.arm} and the first arm with all seeds: {asked}")
-    return Answer(question=question, line=line, metric=metric)
+    said = {"ahead": "**yes**", "behind": "**no**", "open": "open"}
+    verdict = said.get(outcome(line, metric), "not tested")
+    return Answer(question=question, verdict=verdict, line=line, metric=metric)
+
+
+def _planned(question: Question, result: StudyResult) -> Answer:
+    """Return the answer to a question that a study was planned for."""
+    names = ("condition", "arm", "against")
+    for each in answers(result):
+        if question.board in ("", each.question.board) and all(
+            getattr(each.question, name) == getattr(question, name) for name in names
+        ):
+            verdict = re.sub("^(yes|no)(?=$|,)", r"**\1**", answer_text(each, result))
+            metric = result.metric(each.question.metric)
+            return Answer(question=question, verdict=verdict, line=each, metric=metric)
+    raise SystemExit(f"{question.record} was not planned to tell: {question.asks}")
 
 
 def answers_table(records: Path, *, brief: bool = False, above_docs: bool = False) -> Table:

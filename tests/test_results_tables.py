@@ -10,6 +10,7 @@ from made_up import a_comparison, a_result
 from layermem_bench.config.typed_dicts import to_json
 from layermem_bench.paper import names
 from layermem_bench.studies.result import PaperNumber, RunRecord
+from layermem_bench.studies.result import Question as Planned
 
 # Of three pairs: held up by p < 0.05, undone by Holm among two claims, within noise.
 SURE, FAIR, NOISE = (-0.5, -0.51, -0.52), (-0.5, -0.9, -0.7), (-0.5, 0.5, 0.1)
@@ -71,6 +72,24 @@ def test_a_question_is_answered_by_its_difference(tmp_path, ours, verdict):
     assert script.answer(replace(question, record=""), tmp_path).verdict == "not measured yet"
     with pytest.raises(SystemExit, match="made-up has 0 tables"):
         script.answer(replace(question, condition="tokens"), tmp_path)
+
+
+def test_a_planned_question_is_answered_by_its_study(tmp_path):
+    planned = Planned(
+        board="b", condition="tokens", arm="lime", direction="lower", against="mudd", margin=0.5
+    )
+    losses = {"plain": (1.0, 1.1, 1.2), "mudd": (2.0, 2.1, 2.2), "lime": (1.9, 2.01, 2.1)}
+    write(tmp_path / "made-up.json", a_comparison(losses, questions=(planned,)))
+    asked = script.Question(
+        asks="?", evidence="results.md", record="made-up", condition="tokens", arm="lime",
+        against="mudd",
+    )  # fmt: skip
+    found = script.answer(asked, tmp_path)
+    assert found.verdict.startswith("**yes**, not more than") and found.line.p < 0.05
+    with pytest.raises(SystemExit, match="made-up"):
+        script.answer(replace(asked, against="plain"), tmp_path)
+    page = script.with_tables("<!-- made-up: questions -->\n<!-- made-up: rates -->\n", tmp_path)
+    assert "lime below mudd" in page
 
 
 def test_every_record_has_a_place():
