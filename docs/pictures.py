@@ -147,7 +147,9 @@ def answers() -> str:
         if asked.metric == LOSS and each.line and each.line.difference:
             # At equal time an arm is named by its steps, and looks as it does elsewhere.
             arm = asked.arm.partition(":max_steps=")[0]
-            parts[titles[asked.stage]].append((asked.asks, arms.get(arm, arm), each.line.difference))
+            parts[titles[asked.stage]].append(
+                (asked.asks, arms.get(arm, arm), each.line.difference)
+            )
     title = "Differences in validation loss with 95% intervals"
     return drawn(title, parts, across=LOSSES[1])
 

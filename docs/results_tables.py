@@ -192,7 +192,8 @@ def _with_bounds(table: Table, lines: Sequence[Line], metric: Metric) -> Table:
     for line in lines:
         if line.difference is not None:
             bound = max(0.0, sign * line.difference.mean + line.difference.half)
-            bounds[line.arm] = format_number(bound, metric.is_share, decimals=3)
+            decimals = None if metric.is_share else 3
+            bounds[line.arm] = format_number(bound, metric.is_share, decimals=decimals)
     rows = [
         {**cells, "behind by at most": bounds.get(cells["arm"].strip("`"), "")}
         for cells in _cells(table)
