@@ -134,16 +134,22 @@ def in_a_grid(
 
 def answers() -> str:
     """Draw the answers in validation loss: early ones are much larger than later ones."""
-    parts: dict[str, list[tuple[str, str, Interval]]] = {"after 400 steps": [], "later": []}
+    titles = {
+        "early": "after 400 steps",
+        "later": "later",
+        "added": "added to a pretrained model",
+    }
+    parts: dict[str, list[tuple[str, str, Interval]]] = {title: [] for title in titles.values()}
     # Memory that is attached, and trained with all weights, is LIMe's.
     arms = {"all": "lime"}
     for each in map(partial(answer, records=RECORDS), questions()):
         asked = each.question
         if asked.metric == LOSS and each.line and each.line.difference:
-            part = "after 400 steps" if asked.stage == "early" else "later"
             # At equal time an arm is named by its steps, and looks as it does elsewhere.
             arm = asked.arm.partition(":max_steps=")[0]
-            parts[part].append((asked.asks, arms.get(arm, arm), each.line.difference))
+            parts[titles[asked.stage]].append(
+                (asked.asks, arms.get(arm, arm), each.line.difference)
+            )
     title = "Differences in validation loss with 95% intervals"
     return drawn(title, parts, across=LOSSES[1])
 
@@ -348,7 +354,6 @@ def scheme(*, attached: bool) -> str:
 
 
 _TOKENS, _TIME = {"condition": "tokens"}, {"condition": "time"}
-_ARENA, _LENGTHS = "arena-400", "arena-lengths"
 PICTURES: Mapping[str, Callable[[], str]] = {
     "answers.svg": answers,
     "mechanism.svg": partial(scheme, attached=False),
@@ -365,18 +370,6 @@ PICTURES: Mapping[str, Callable[[], str]] = {
         Part(record="tiny-lm-16x", said="6,400 steps"),
     ),
     "results/text_curves.svg": learning,
-    "results/arena.svg": partial(
-        forest,
-        "Differences in validation loss at two widths, with 95% intervals",
-        Part(record=_ARENA, board="code-8x32-400", said="width 32", **_TOKENS),
-        Part(record=_ARENA, board="code-8x64-400", said="width 64", **_TOKENS),
-    ),
-    "results/arena_lengths.svg": partial(
-        forest,
-        "Differences in validation loss after two lengths, with 95% intervals",
-        Part(record=_LENGTHS, board="code-8x64-400", said="400 steps", **_TOKENS),
-        Part(record=_LENGTHS, board="code-8x64-1600", said="1,600 steps", **_TOKENS),
-    ),
     "results/arithmetic.svg": partial(
         forest,
         "Differences in right answers on arithmetic, with 95% intervals",

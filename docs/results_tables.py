@@ -4,6 +4,7 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
 ``layermem study``, ``report`` or ``eval`` wrote. TABLE is
 
     METRIC                     the arms of the record's only board by a metric
+    METRIC, with bounds        the same, with how much worse than the first each may be
     BOARD, METRIC              those of one of its boards, under one condition
     BOARD, all conditions      those of a board by what they are ranked by: their difference from
                                the first arm under each condition; of one board without its name
@@ -36,7 +37,7 @@ from typing import Literal, get_args
 from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.evals.result import EvalResult
 from layermem_bench.pages.eval import over_seeds
-from layermem_bench.pages.page import Table, format_interval, format_p, with_p
+from layermem_bench.pages.page import Table, format_interval, format_number, format_p, with_p
 from layermem_bench.pages.study_tables import (
     TITLES,
     answer_text,
@@ -182,13 +183,34 @@ def _tables(result: StudyResult) -> dict[str, Table]:
             metrics = [board.metric] if several else shown_metrics(result, board, condition)
             suffix = f", {TITLES[condition.name]}" if several else ""
             for metric in metrics:
-                table = arms_table(result, board, condition, metric)
-                found[f"{of_board}{metric}{suffix}"] = _named(table, title_of(board, condition))
+                table = _named(
+                    arms_table(result, board, condition, metric), title_of(board, condition)
+                )
+                title = f"{of_board}{metric}{suffix}"
+                found[title] = table
+                found[f"{title}, with bounds"] = _with_bounds(
+                    table, lines_of(result, board, condition, metric), result.metric(metric)
+                )
     for each in shapes_of(result):
         (board,) = each.boards
         table = arms_table(each, board, board.conditions[0], board.metric)
         found[board.name] = _named(table, title_of(board, board.conditions[0]))
     return found
+
+
+def _with_bounds(table: Table, lines: Sequence[Line], metric: Metric) -> Table:
+    """Return a table with the most that the interval of each difference leaves an arm behind."""
+    sign, bounds = (-1 if metric.better == "higher" else 1), {}
+    for line in lines:
+        if line.difference is not None:
+            bound = max(0.0, sign * line.difference.mean + line.difference.half)
+            decimals = None if metric.is_share else 3
+            bounds[line.arm] = format_number(bound, metric.is_share, decimals=decimals)
+    rows = [
+        {**cells, "behind by at most": bounds.get(cells["arm"].strip("`"), "")}
+        for cells in _cells(table)
+    ]
+    return Table.of(rows).without(["", "against the best", "seeds to settle it"])
 
 
 def _all_conditions(result: StudyResult, board: Board) -> Table:
@@ -289,7 +311,7 @@ class Question:
     against: str = ""
     """Of a question that the record's study was planned for; empty: the first arm of a table."""
     metric: str = ""
-    stage: Literal["early", "later"] = "later"
+    stage: Literal["early", "later", "added"] = "later"
     """The part of the picture in which a difference in loss is drawn."""
     brief: bool = False
 

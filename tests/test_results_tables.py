@@ -92,6 +92,16 @@ def test_a_planned_question_is_answered_by_its_study(tmp_path):
     assert "lime below mudd" in page
 
 
+def test_a_table_says_by_how_much_an_arm_may_be_behind(tmp_path):
+    shares = {"plain": (0.3, 0.4, 0.5), "lime": (0.2, 0.35, 0.45), "mudd": (0.5, 0.61, 0.7)}
+    made = a_comparison(shares, metric="right answers", conditions=("recorded",))
+    write(tmp_path / "made-up.json", made)
+    table = script.table_of("made-up", "right answers, with bounds", tmp_path)
+    bounds = {row[0]: row[-1] for row in table.rows}
+    # 1 / 15 and 0.0717 to each side.
+    assert bounds == {"`plain`": "", "`lime`": "13.8%", "`mudd`": "0.0%"}
+
+
 def test_every_record_has_a_place():
     texts = "\n".join(path.read_text(encoding="utf-8") for path in script.PAGES)
     places = {place["name"] or "" for place in script._PLACE.finditer(texts)} - {""}

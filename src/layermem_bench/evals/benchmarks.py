@@ -44,7 +44,7 @@ _TABLES = {
         better="higher",
         caption=f"{_INTERVALS} Differences: by the jackknife over items and paired over seeds; p "
         "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
-        "and models by Holm's method; a difference is beyond noise if its interval over items too, "
+        "and models by Holm's method; a difference is told from 0 if its interval over items too, "
         "which is of all seeds, excludes 0. An item is never its own example.",
     ),
     RIGHT_NORM: Table(
