@@ -178,7 +178,7 @@ ROOMS = {
     "src/layermem/convert": 480,
     "src/layermem/generation": 500,
     "src/layermem_base": 370,
-    "src/layermem_bench": 16_400,
+    "src/layermem_bench": 16_370,
     "src/layermem_bench/analysis": 1_020,
     "src/layermem_bench/cli": 1_420,
     "src/layermem_bench/config": 950,
@@ -190,7 +190,7 @@ ROOMS = {
     "src/layermem_bench/studies": 2_700,
     "src/layermem_bench/tasks": 1_630,
     "src/layermem_bench/text": 940,
-    "tests": 21_900,
+    "tests": 21_931,
 }
 FILES = {
     "src/layermem/models/decoder.py": 300,

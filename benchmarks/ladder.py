@@ -1,0 +1,239 @@
+"""Wirings across layers at several sizes; ``benchmarks/ladder.sh`` runs this in one command.
+
+Each arm has its own learning rate, of three on the seed that chooses; seeds are paired; arms meet
+at equal tokens (20 a parameter of the plain decoder) and at equal time. It is a study like those of
+``layermem study``, whose runs are trained in this process, one after the other, so that imports,
+text and compiled code are paid for once. A size begins when all runs of the smaller ones are there.
+
+A go lasts ``--minutes``: no run is begun that cannot be expected to end in them, by what earlier
+ones took (OUT/seconds.jsonl). The same command with the same ``--out`` goes on: recorded runs stay,
+and a text must keep its path, which is part of what a run is. OUT/SIZE holds the runs, without
+weights, OUT/SIZE/rates those that chose rates, OUT/studies/ladder the table, and OUT/compiled.xz
+the compiled code. On another machine carry all of OUT there and back.
+"""
+
+import argparse
+import gc
+import json
+import lzma
+import shlex
+import sys
+import time
+import traceback
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers.utils import logging
+
+from layermem_base.files import write_atomically
+from layermem_bench.cli.screen import show_result
+from layermem_bench.config.computing import room_to_compile
+from layermem_bench.config.run import Compute, Data, Model, Optim, Run
+from layermem_bench.run.folder import ERRORS, load_run
+from layermem_bench.run.setup import build_model
+from layermem_bench.run.training import train
+from layermem_bench.studies.boards import board_of, study_of_variants
+from layermem_bench.studies.carrying_out import carry_out
+from layermem_bench.studies.executors import Executor, Launching
+from layermem_bench.studies.gathering import STUDIES
+from layermem_bench.studies.planning import plain_parameters
+from layermem_bench.studies.steps import measured_steps, read_steps
+from layermem_bench.text.preparing import prepare
+from layermem_bench.text.tokenizers import load_tokenizer
+
+ARMS = (
+    "plain,value_residual,mudd,recipe,recipe+mudd,attention_residuals:residual_form=block,"
+    "recipe_half"
+)
+RATES = (2e-3, 6e-3, 2e-2)
+SECONDS, COMPILED = "seconds.jsonl", "compiled.xz"
+
+
+class Size(NamedTuple):
+    """The shape of a decoder of bytes, and the sequences of a step, ``block`` bytes each."""
+
+    layers: int
+    width: int
+    heads: int
+    batch: int
+    block: int = 512
+    steps: int | None = None
+
+
+SIZES = {
+    "3m": Size(8, 160, 5, 128),
+    "10m": Size(10, 256, 4, 256),
+    "38m": Size(12, 448, 7, 256),
+    # For tests: a few steps in float32, not compiled.
+    "toy": Size(2, 16, 2, 4, 16, 3),
+    "toy-2": Size(3, 16, 2, 4, 16, 3),
+}
+
+
+def run_of(name, source, validation):
+    """Return the run that a size's arms change: its mlp is four times as wide as its stream."""
+    size, is_toy = SIZES[name], SIZES[name].steps is not None
+    run = Run(
+        preset=f"ladder-{name}",
+        log_every=50,
+        eval_blocks=8 if is_toy else None,
+        model=Model(
+            hidden_size=size.width,
+            intermediate_size=4 * size.width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+        ),
+        data=Data(source=source, validation=validation, block_size=size.block),
+        optim=Optim(batch_size=size.batch, warmup_steps=100),
+        compute=Compute(
+            micro_batch=min(size.batch, 128),
+            precision="float32" if is_toy else "bfloat16",
+            compile=not is_toy,
+        ),
+    )
+    tokens = 20 * plain_parameters(run)
+    steps = size.steps or round(tokens / (size.batch * size.block))
+    return replace(run, max_steps=steps, eval_every=max(1, steps // 4))
+
+
+class InThisProcess(Executor):
+    """Trains runs here, one after the other, as long as the next one can be expected to end."""
+
+    def __init__(self, out, minutes):
+        super().__init__(Launching(), 1)
+        self._deadline = time.monotonic() + 60 * minutes
+        self._file, self._begun = out / SECONDS, set()
+        lines = self._file.read_text("utf-8").splitlines() if self._file.exists() else ()
+        self._rows = [json.loads(line) for line in lines]
+        self.is_over = False
+
+    def carry_out(self, board, what, size, work):
+        """Call ``work`` and note how long it took, unless there is no time; the first call of a go
+        is made anyway. ``size``: what the seconds are proportional to."""
+        # What a process does once, such as compiling, is in the first one's time.
+        row = {"board": board, "what": what, "is_first": (board, what) not in self._begun}
+        row["size"], begun = size, time.monotonic()
+        if self._begun and begun + self._expected(row) > self._deadline:
+            self.is_over = True
+            raise RuntimeError(f"the next go begins with {what} on {board}")
+        self._begun.add((board, what))
+        result = work()
+        self._rows.append(row | {"seconds": round(time.monotonic() - begun, 2)})
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self._rows[-1]) + "\n")
+        return result
+
+    def _expected(self, row):
+        """Return the seconds of the most alike rows: of this arm and size, of other arms of this
+        size, of this arm at other sizes once it was compiled."""
+        later = {**row, "is_first": False}
+        for names in ("board what is_first", "board what", "board is_first", "what is_first"):
+            asked = later if names == "what is_first" else row
+            alike = [r for r in self._rows if all(r[n] == asked[n] for n in names.split())]
+            if alike:
+                return max(r["seconds"] * max(1, row["size"] / r["size"]) for r in alike)
+        return 0
+
+    def _submit(self, commands):
+        return [self._train(command) for command in commands]
+
+    def _train(self, command):
+        """Train a run as its own process would; return the exit code."""
+        run = load_run(command.arguments[command.arguments.index("--config") + 1])
+        labels, size = run.labels, run.max_steps * run.optim.batch_size * plain_parameters(run)
+        work = partial(train, run, command.folder, resume=True)
+        try:
+            folder = self.carry_out(labels.board, labels.arm, size, work)
+        except Exception:
+            if self.is_over:
+                raise
+            with (command.folder / ERRORS).open("a", encoding="utf-8") as log:
+                traceback.print_exc(file=log)
+            return 1
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+        if not folder.final.exists():
+            # SIGTERM has stopped it, with a checkpoint.
+            sys.exit(143)
+        # What a study needs is in the other files.
+        for path in folder.final.glob("*.safetensors"):
+            path.unlink()
+        return 0
+
+    def _poll(self, job):
+        return job
+
+    def _cancel(self, job):
+        """Nothing runs beside this."""
+
+
+def climb(boards, seeds, out, executor):
+    """Carry the study out, for one size more at a time; return the last result (None: rates are
+    not chosen yet), and why it is not whole (None: it is)."""
+    command, result = shlex.join(["benchmarks/ladder.sh", *sys.argv[1:]]), None
+    for count, board in enumerate(boards, 1):
+        study = study_of_variants(boards[:count], range(seeds), ("tokens", "time"))
+        study = replace(study, name="ladder", title="A ladder of sizes")
+        try:
+            if read_steps(board, out) is None:
+                executor.carry_out("steps", "steps", 1, partial(measured_steps, board, out))
+            result, failure = carry_out(study, out, command, executor)
+        except RuntimeError as error:
+            failure = str(error)
+        if failure:
+            break
+    return result, failure
+
+
+def describe(board):
+    """Return a line about the runs of a board; prepare its text, and build a model of each arm."""
+    run, tokenizer = board.base, load_tokenizer(board.base.data.tokenizer)
+    text, _ = prepare(run.data, tokenizer)
+    for arm in board.arms:
+        # Compiled code looks at transformers' list of all models that were built.
+        build_model(arm.change(run), tokenizer)
+    tokens = run.max_steps * run.optim.batch_size * run.data.block_size
+    return (
+        f"{board.name}: {plain_parameters(run):,} parameters, {run.max_steps:,} steps, "
+        f"{tokens:,} tokens, {tokens / text.tokens:.2f} epochs of the text"
+    )
+
+
+def main(arguments=None):
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--source", required=True, help="text to learn, as in layermem train")
+    options.add_argument("--validation", help="text to validate on; default: a share of it")
+    options.add_argument("--sizes", nargs="+", default=["3m", "10m"], choices=SIZES)
+    options.add_argument("--arms", default=ARMS, help="separated by commas; plain comes first")
+    options.add_argument("--seeds", type=int, default=8, help="of each arm in the end")
+    options.add_argument("--minutes", type=float, default=9, help="of this go")
+    options.add_argument("--out", type=Path, default=Path("runs/ladder"))
+    args = options.parse_args(arguments)
+    logging.disable_progress_bar()
+    args.out.mkdir(parents=True, exist_ok=True)
+    executor, compiled = InThisProcess(args.out, args.minutes), args.out / COMPILED
+    runs = {name: run_of(name, args.source, args.validation) for name in args.sizes}
+    boards = [board_of(run, args.arms, RATES, name=name) for name, run in runs.items()]
+    for board in boards:
+        print(describe(board), flush=True)
+    if compiled.exists():
+        torch.compiler.load_cache_artifacts(lzma.decompress(compiled.read_bytes()))
+    try:
+        # All models are of one code.
+        with room_to_compile(len(boards) * len(boards[0].arms)):
+            result, failure = climb(boards, args.seeds, args.out, executor)
+    finally:
+        if artifacts := torch.compiler.save_cache_artifacts():
+            write_atomically(compiled, lzma.compress(artifacts[0], preset=1))
+    if result:
+        show_result(result, args.out / STUDIES / "ladder")
+    print(failure or "the ladder is whole", flush=True)
+    sys.exit(1 if failure and not executor.is_over else 0)
+
+
+if __name__ == "__main__":
+    main()
