@@ -1,9 +1,10 @@
 """Wirings across layers at several sizes; ``benchmarks/ladder.sh`` runs this in one command.
 
 Each arm has its own learning rate, of three on the seed that chooses; seeds are paired; arms meet
-at equal tokens (20 a parameter of the plain decoder) and at equal time. It is a study like those of
-``layermem study``, whose runs are trained in this process, one after the other, so that imports,
-text and compiled code are paid for once. A size begins when all runs of the smaller ones are there.
+at equal tokens (20 a parameter of the plain decoder; a text of fewer is read in several epochs) and
+at equal time. It is a study like those of ``layermem study``, whose runs are trained in this
+process, one after the other, so that imports, text and compiled code are paid for once. A size
+begins when all runs of the smaller ones are there.
 
 A go lasts ``--minutes``: no run is begun that cannot be expected to end in them, by what earlier
 ones took (OUT/seconds.jsonl). The same command with the same ``--out`` goes on: recorded runs stay,
@@ -23,15 +24,15 @@ import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from transformers.utils import logging
 
 from layermem_base.files import write_atomically
-from layermem_bench.cli.screen import show_result
 from layermem_bench.config.computing import room_to_compile
 from layermem_bench.config.run import Compute, Data, Model, Optim, Run
+from layermem_bench.pages import study as report
+from layermem_bench.pages.page import write_page
 from layermem_bench.run.folder import ERRORS, load_run
 from layermem_bench.run.setup import build_model
 from layermem_bench.run.training import train
@@ -50,52 +51,41 @@ ARMS = (
 )
 RATES = (2e-3, 6e-3, 2e-2)
 SECONDS, COMPILED = "seconds.jsonl", "compiled.xz"
-
-
-class Size(NamedTuple):
-    """The shape of a decoder of bytes, and the sequences of a step, ``block`` bytes each."""
-
-    layers: int
-    width: int
-    heads: int
-    batch: int
-    block: int = 512
-    steps: int | None = None
-
-
+# Layers, width, heads, and sequences a step.
 SIZES = {
-    "3m": Size(8, 160, 5, 128),
-    "10m": Size(10, 256, 4, 256),
-    "38m": Size(12, 448, 7, 256),
-    # For tests: a few steps in float32, not compiled.
-    "toy": Size(2, 16, 2, 4, 16, 3),
-    "toy-2": Size(3, 16, 2, 4, 16, 3),
+    "3m": (8, 160, 5, 128),
+    "10m": (10, 256, 4, 256),
+    "38m": (12, 448, 7, 256),
+    # For tests: three short steps in float32, not compiled.
+    "toy": (2, 16, 2, 4),
+    "toy-2": (3, 16, 2, 4),
 }
 
 
 def run_of(name, source, validation):
-    """Return the run that a size's arms change: its mlp is four times as wide as its stream."""
-    size, is_toy = SIZES[name], SIZES[name].steps is not None
+    """Return the run that a size's arms change: on bytes, its mlp four times as wide as it is."""
+    layers, width, heads, batch = SIZES[name]
+    is_toy = name.startswith("toy")
+    block = 16 if is_toy else 512
     run = Run(
         preset=f"ladder-{name}",
         log_every=50,
         eval_blocks=8 if is_toy else None,
         model=Model(
-            hidden_size=size.width,
-            intermediate_size=4 * size.width,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
         ),
-        data=Data(source=source, validation=validation, block_size=size.block),
-        optim=Optim(batch_size=size.batch, warmup_steps=100),
+        data=Data(source=source, validation=validation, block_size=block),
+        optim=Optim(batch_size=batch, warmup_steps=100),
         compute=Compute(
-            micro_batch=min(size.batch, 128),
+            micro_batch=min(batch, 128),
             precision="float32" if is_toy else "bfloat16",
             compile=not is_toy,
         ),
     )
-    tokens = 20 * plain_parameters(run)
-    steps = size.steps or round(tokens / (size.batch * size.block))
+    steps = 3 if is_toy else round(20 * plain_parameters(run) / (batch * block))
     return replace(run, max_steps=steps, eval_every=max(1, steps // 4))
 
 
@@ -106,16 +96,16 @@ class InThisProcess(Executor):
         super().__init__(Launching(), 1)
         self._deadline = time.monotonic() + 60 * minutes
         self._file, self._begun = out / SECONDS, set()
-        lines = self._file.read_text("utf-8").splitlines() if self._file.exists() else ()
-        self._rows = [json.loads(line) for line in lines]
+        self._file.touch()
+        self._rows = [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
         self.is_over = False
 
     def carry_out(self, board, what, size, work):
         """Call ``work`` and note how long it took, unless there is no time; the first call of a go
         is made anyway. ``size``: what the seconds are proportional to."""
-        # What a process does once, such as compiling, is in the first one's time.
-        row = {"board": board, "what": what, "is_first": (board, what) not in self._begun}
-        row["size"], begun = size, time.monotonic()
+        # The first one's time has what a process does once, such as compiling.
+        is_first, begun = (board, what) not in self._begun, time.monotonic()
+        row = {"board": board, "what": what, "is_first": is_first, "size": size}
         if self._begun and begun + self._expected(row) > self._deadline:
             self.is_over = True
             raise RuntimeError(f"the next go begins with {what} on {board}")
@@ -155,7 +145,6 @@ class InThisProcess(Executor):
             return 1
         finally:
             gc.collect()
-            torch.cuda.empty_cache()
         if not folder.final.exists():
             # SIGTERM has stopped it, with a checkpoint.
             sys.exit(143)
@@ -168,12 +157,12 @@ class InThisProcess(Executor):
         return job
 
     def _cancel(self, job):
-        """Nothing runs beside this."""
+        """Do nothing: no job lasts longer than its submission."""
 
 
 def climb(boards, seeds, out, executor):
-    """Carry the study out, for one size more at a time; return the last result (None: rates are
-    not chosen yet), and why it is not whole (None: it is)."""
+    """Carry the study out for one size more at a time; return the last result (None: no size has
+    all its rates), and why it is not whole (None: it is)."""
     command, result = shlex.join(["benchmarks/ladder.sh", *sys.argv[1:]]), None
     for count, board in enumerate(boards, 1):
         study = study_of_variants(boards[:count], range(seeds), ("tokens", "time"))
@@ -203,6 +192,15 @@ def describe(board):
     )
 
 
+def show(result, folder):
+    """Print the tables of a study, and write its page."""
+    for table in report.tables(result):
+        rows = table.header, *table.rows
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        print(*("  ".join(map(str.ljust, row, widths)) for row in rows), table.caption, sep="\n")
+    write_page(report.build(result), folder / "index.html")
+
+
 def main(arguments=None):
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--source", required=True, help="text to learn, as in layermem train")
@@ -230,7 +228,7 @@ def main(arguments=None):
         if artifacts := torch.compiler.save_cache_artifacts():
             write_atomically(compiled, lzma.compress(artifacts[0], preset=1))
     if result:
-        show_result(result, args.out / STUDIES / "ladder")
+        show(result, args.out / STUDIES / result.name)
     print(failure or "the ladder is whole", flush=True)
     sys.exit(1 if failure and not executor.is_over else 0)
 
