@@ -117,15 +117,16 @@ class InThisProcess(Executor):
         return result
 
     def _expected(self, row):
-        """Return the seconds of the most alike rows: of this arm and size, of other arms of this
-        size, of this arm at other sizes once it was compiled."""
-        later = {**row, "is_first": False}
-        for names in ("board what is_first", "board what", "board is_first", "what is_first"):
-            asked = later if names == "what is_first" else row
-            alike = [r for r in self._rows if all(r[n] == asked[n] for n in names.split())]
-            if alike:
-                return max(r["seconds"] * max(1, row["size"] / r["size"]) for r in alike)
-        return 0
+        """Return the seconds of the most alike rows, scaled to its size."""
+        here = [r for r in self._rows if r["board"] == row["board"]]
+        own = [r for r in here if r["what"] == row["what"]]
+        alike = [r for r in own if not r["is_first"]] or own
+        if row["is_first"]:
+            # It may compile as long as any other arm.
+            alike = [*own, *(r for r in here if r["is_first"])]
+        other_sizes = [r for r in self._rows if r["what"] == row["what"] and not r["is_first"]]
+        seconds = [r["seconds"] * max(1, row["size"] / r["size"]) for r in alike or other_sizes]
+        return max(seconds, default=0)
 
     def _submit(self, commands):
         return [self._train(command) for command in commands]
