@@ -30,6 +30,7 @@ from layermem_bench.config.computing import (
     room_to_compile,
     uses_bfloat16,
 )
+from layermem_bench.run.optimizer import is_ours
 
 # mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
 _MMAP_THRESHOLD = -3
@@ -118,12 +119,14 @@ def step_of(model: Any, shape: Shape) -> Step:
     optimiser = torch.optim.AdamW(trained, lr=1e-4)
     forward: Any = model if shape.mode == "eager" else torch.compile(model, mode=shape.mode)
     kind, half = torch.device(shape.device).type, shape.precision == "bfloat16"
-    chunk = {"loss_chunk": shape.loss_chunk} if shape.loss_chunk else {}
+    more: dict[str, Any] = {"loss_chunk": shape.loss_chunk} if shape.loss_chunk else {}
+    # As training calls it, so that what is compiled here serves there too.
+    more |= {"num_items_in_batch": torch.tensor(ids.numel()).to(ids)} if is_ours(model) else {}
 
     def step() -> None:
         for _ in range(shape.micro_batches):
             with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
-                loss = forward(input_ids=ids, labels=ids, use_cache=False, **chunk).loss
+                loss = forward(input_ids=ids, labels=ids.clone(), **more, use_cache=False).loss
             loss.backward()
         optimiser.step()
         optimiser.zero_grad()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
@@ -96,7 +97,7 @@ def describe_environment() -> Mapping[str, str]:
     return {
         "layermem": __version__,
         "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
+        **{name: version(name) for name in _PACKAGES if find_spec(name)},
         "commit": _commit(),
         "sources": sources_digest(),
         **({"plugins": plugins[:_DIGITS]} if (plugins := plugin_digest()) else {}),

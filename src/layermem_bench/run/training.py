@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 import yaml
 from accelerate import Accelerator
 from transformers import set_seed
@@ -76,6 +77,7 @@ def _train(
             "text": learning.text_digest,
             "precision": "bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
             "weights": weights_digest(run.model.pretrained or run.host.model, run.host.revision),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "trained_before_by": str(earlier) or None,
         }
         record_beginning(folder, run, beginning)

@@ -113,7 +113,8 @@ def at_conditions(
         "parameters": lambda run: at_equal_parameters(run, board.base),
     }
     plan: Plan = {}
-    for condition, (name, run) in product(conditions, at_tokens.items()):
+    # Seed by seed, so that all arms of a seed have trained early, under every condition.
+    for (name, run), condition in product(at_tokens.items(), conditions):
         changed = changes[condition](run)
         if changed != run:
             name = f"{board.name}/{condition}/{name.rpartition('/')[2]}"
