@@ -7,10 +7,11 @@ process, one after the other, so that imports, text and compiled code are paid f
 begins when all runs of the smaller ones are there.
 
 A go lasts ``--minutes``: no run is begun that cannot be expected to end in them, by what earlier
-ones took (OUT/seconds.jsonl). Nothing is tested before all seeds are there. The same command with the same ``--out`` goes on: recorded runs stay,
-and a text must keep its path, which is part of what a run is. OUT/SIZE holds the runs, without
-weights, OUT/SIZE/rates those that chose rates, OUT/studies/ladder the table, and OUT/compiled.xz
-the compiled code. On another machine carry all of OUT there and back.
+ones took (OUT/seconds.jsonl). Questions are answered when all their seeds are there. The same
+command with the same ``--out`` goes on: recorded runs stay, and a text must keep its path, which is
+part of what a run is. OUT/SIZE holds the runs, without weights, OUT/SIZE/rates those that chose
+rates, OUT/studies/ladder the table, and OUT/compiled.xz the compiled code. On another machine carry
+all of OUT there and back.
 """
 
 import argparse

@@ -11,7 +11,6 @@ the share of tables in which any arm's is seen by Holm's method is shown.
 
 import argparse
 import statistics
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from layermem_bench.statistics import LEVEL, holm
 from layermem_bench.studies.result import LOSS, StudyResult
 
 RECORDS = Path(__file__).parents[1] / "docs" / "records"
-SEEDS, DIFFERENCES = (5, 8), (0.0, 0.005, 0.01, 0.02)
+STEPS, SEEDS, DIFFERENCES = 1600, (5, 8), (0.0, 0.005, 0.01, 0.02)
 # How much wider one arm, which does not differ, varies in the last rows.
 WIDER = 5
 
@@ -34,7 +33,7 @@ def main() -> None:
     parser.add_argument("--arms", type=int, default=6, help="arms of a table, the first with them")
     parser.add_argument("--tables", type=int, default=1500, help="tables that are drawn")
     options = parser.parse_args()
-    spreads = sorted(spreads_of_records(options.records))
+    spreads = spreads_of_records(options.records)
     low, spread, high = (float(np.quantile(spreads, share)) for share in (0.25, 0.5, 0.75))
     print(f"{len(spreads)} spreads of pairs: {spread:.4f}, quartiles {low:.4f} and {high:.4f}\n")
     print("| seeds | spread | true difference | alone | signs alone | Holm |")
@@ -51,21 +50,27 @@ def main() -> None:
         print(f"| {seeds} | {said} | {true} | {' | '.join(f'{s:.1%}' for s in shares)} |")
 
 
-def spreads_of_records(pattern: str) -> Iterator[float]:
-    """Yield the spread of each arm's pairs with the first arm, of trainings of 1,600 steps."""
+def spreads_of_records(pattern: str) -> list[float]:
+    """Return the spread of each arm's pairs with the first arm, of trainings of 1,600 steps; runs
+    that stand in several tables count once."""
+    spreads = {}
     for path in sorted(RECORDS.glob(f"{pattern}.json")):
         if '"kind": "study"' not in path.read_text(encoding="utf-8"):
             continue
         result = read_result(StudyResult, path)
-        for board in result.boards:
-            for condition in board.conditions:
-                first, *others = condition.arms
-                values = result.values(board.name, condition.name, LOSS)
-                for arm in others if first.steps == 1600 else ():
-                    ours, theirs = values.get(arm.name, {}), values.get(first.name, {})
-                    pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-                    if len(pairs) >= min(SEEDS):
-                        yield statistics.stdev(pairs)
+        for board, condition in ((b, c) for b in result.boards for c in b.conditions):
+            values = result.values(board.name, condition.name, LOSS)
+            ids = {(run.arm, run.seed): run.run_id for run in result.of(board.name, condition.name)}
+            arms = [arm.name for arm in condition.arms if arm.steps == STEPS]
+            for arm in arms[1:]:
+                pairs = {
+                    ids[arm, seed]: value - values[arms[0]][seed]
+                    for seed, value in values.get(arm, {}).items()
+                    if seed in values[arms[0]]
+                }
+                if len(pairs) >= min(SEEDS):
+                    spreads[frozenset(pairs)] = statistics.stdev(pairs.values())
+    return sorted(spreads.values())
 
 
 def seen(

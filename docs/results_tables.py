@@ -13,6 +13,7 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
     questions                  what the study was to tell, with the answers
     BOARD, rates               the learning rates that arms tried; of one board without its name
     TABLE over seeds           a table of evaluations ("loss", "right pairs")
+    TABLE over seeds, described    the same without p-values
     numbers, or numbers: TEXT  an artefact's numbers, the paper's beside ours (TEXT is in their
                                names); its record lies in docs/records/artefacts
 
@@ -71,7 +72,7 @@ PAGES = (
     *sorted((DOCS / "results").glob("*.md")),
 )
 RECORDS = DOCS / "records"
-OVER_SEEDS = " over seeds"
+OVER_SEEDS, DESCRIBED = " over seeds", ", described"
 KINDS: Mapping[str, Sequence[str]] = {
     "quality": (
         *("fig1", "fig4", "fig6", "fig10", "fig11", "prosqa"),
@@ -124,6 +125,10 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
 def table_of(name: str, title: str, records: Path) -> Table:
     """Return one table of a record."""
     names = name.split(" + ")
+    if title.endswith(DESCRIBED):
+        table = table_of(name, title.removesuffix(DESCRIBED), records)
+        rows = [[re.sub(r" \(p [^)]*\)", "", cell) for cell in row] for row in table.rows]
+        return replace(table, rows=rows)
     if title.partition(":")[0] == "numbers":
         return _numbers(name, title.partition(":")[2].strip(), records / "artefacts")
     if OVER_SEEDS + ": " in title:
@@ -390,7 +395,7 @@ def answers_table(records: Path, *, brief: bool = False, above_docs: bool = Fals
                 "question, with its evidence": f"[{each.asks}]({evidence})",
                 "answer": found.verdict,
                 "difference": format_interval(line.difference if line else None, is_share, "+"),
-                "p, adjusted": format_p(line.p if line else None),
+                "p": format_p(line.p if line else None),
             }
             rows.append(row)
     return Table.of(rows)

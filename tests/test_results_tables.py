@@ -12,7 +12,7 @@ from layermem_bench.paper import names
 from layermem_bench.studies.result import PaperNumber, RunRecord
 from layermem_bench.studies.result import Question as Planned
 
-# Of three pairs: held up by p < 0.05, undone by Holm among two claims, within noise.
+# Of three pairs: told from 0, told alone but not among two claims, not told.
 SURE, FAIR, NOISE = (-0.5, -0.51, -0.52), (-0.5, -0.9, -0.7), (-0.5, 0.5, 0.1)
 
 

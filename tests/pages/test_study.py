@@ -144,7 +144,7 @@ def test_questions_stand_first_with_answers_in_words():
     assert "p (Holm)" not in rows_of(result, LOSS)[0]["mudd"]
     begun = replace(result.runs[0], state="begun", metrics={})
     early = replace(result, runs=(begun, *result.runs[1:]))
-    assert tables.answer_text(*answers(early), early) == "open: 1 runs to come"
+    assert tables.answer_text(*answers(early), early) == "open (runs to come: 1)"
 
 
 @pytest.mark.usefixtures("undrawn")

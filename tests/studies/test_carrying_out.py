@@ -13,16 +13,17 @@ from layermem_bench.run.folder import RunFolder
 from layermem_bench.studies import boards as study_boards
 from layermem_bench.studies.boards import board_of, questions_of, study_of_variants
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.comparing import answers, lines_of
+from layermem_bench.studies.comparing import UNSAID, answers, judge, lines_of
 from layermem_bench.studies.definition import CHOOSING_SEED, Study
 from layermem_bench.studies.gathering import gather_runs
 from layermem_bench.studies.records import RecordedRuns
-from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, StudyResult
+from layermem_bench.studies.result import LOSS, RIGHT_ANSWERS, Claim, Row, StudyResult
 from layermem_bench.text.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 AT_TOKENS = ("tokens",)
+ROWS = {"plain": (2.0, 2.1, 2.2, 2.0, 2.1), "lime": (1.0, 1.2, 1.1, 1.0, 1.1)}
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 
 
@@ -122,20 +123,50 @@ def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, made_up, study
         carry_out(study(), tmp_path / "all lost", launcher=made_up)
 
 
-def test_seeds_added_to_a_result_are_not_tested(tmp_path, made_up, study):
-    def lime(seeds):
-        asked = study(variants="plain,lime", conditions=AT_TOKENS, seeds=seeds)
-        result, _ = carry_out(asked, tmp_path, launcher=made_up)
-        return result, table(result)["lime"]
+LIME = ("lime below plain",)
 
-    three, tested = lime(3)
-    assert lime(3)[0] == three and three.untested == "" and tested.p < 0.05
-    for seeds in (5, 3):
-        added, described = lime(seeds)
-        assert added.untested and (described.p, described.rank) == (None, 1)
-        assert described.difference.count == seeds
-    (tmp_path / "studies" / "board" / "study.json").unlink()
-    assert lime(5)[1].p < 0.05
+
+def test_a_plan_that_changes_after_runs_have_ended_tests_nothing(tmp_path, made_up, study):
+    def asked(seeds=range(3), *, variants="plain,lime", asks=(), out="out", **changes):
+        made = study(variants=variants, conditions=AT_TOKENS, **changes)
+        made = replace(made, seeds=tuple(seeds))
+        questions = questions_of(asks, made, 0.01)
+        result, _ = carry_out(replace(made, questions=questions), tmp_path / out, launcher=made_up)
+        told = [each.answer for each in answers(result)] + [table(result)["lime"].p]
+        assert all(each is None for each in told) == bool(result.untested)
+        return result.untested
+
+    both = "plain,lime,hyper_connections"
+    for name, first, then, is_tested in (
+        ("again", {}, {}, True),
+        ("more seeds", {}, {"seeds": range(5)}, False),
+        ("fewer seeds", {}, {"seeds": range(2)}, False),
+        ("other seeds", {}, {"seeds": range(2, 5)}, False),
+        ("new seeds", {}, {"seeds": range(3, 6)}, True),
+        ("new runs", {}, {"seeds": range(5), "rates": (3e-3,)}, True),
+        ("asked later", {}, {"asks": LIME}, False),
+        ("asked otherwise", {"asks": LIME}, {"asks": ("lime above plain",)}, False),
+        ("asked of more seeds", {"asks": LIME}, {"asks": LIME, "seeds": range(5)}, False),
+        ("one arm more", {}, {"variants": both}, True),
+        ("one arm less", {"variants": both}, {}, False),
+    ):
+        assert not asked(out=name, **first)
+        assert bool(asked(out=name, **then)) != is_tested, name
+        # To go back does not take it back.
+        assert bool(asked(out=name, **then)) != is_tested
+
+
+def test_a_plan_is_written_before_the_first_run_that_counts(tmp_path, made_up, study):
+    made_up.does = lambda run: "" if run.variant == "lime" and run.seed < 1000 else "ends"
+    few = study(variants="plain,lime", conditions=AT_TOKENS)
+    carry_out(few, tmp_path, launcher=made_up)
+    made_up.does = lambda run: "ends"
+    more, _ = carry_out(replace(few, seeds=tuple(range(5))), tmp_path, launcher=made_up)
+    assert more.untested
+    claim = Claim(quantity=LOSS, arm="lime", direction="lower")
+    rows = tuple(Row(metric=LOSS, arm=a, by_seed=dict(enumerate(v))) for a, v in ROWS.items())
+    (judged,) = judge(replace(more, claims=(claim,), rows=rows))
+    assert (judged.p, judged.verdict) == (None, UNSAID)
 
 
 def test_nothing_is_tested_before_the_last_run_has_ended(tmp_path, made_up, study):

@@ -65,7 +65,7 @@ def judged(values, claims=1, plain=0.0):
 def test_one_pair_says_nothing_and_many_claims_are_corrected():
     (single,) = judged([1.0])
     assert (single.verdict, single.p, single.pairs_to_settle) == (UNSAID, None, None)
-    assert single.reason == "one pair has no interval"
+    assert single.reason.startswith("one pair has no interval")
     (alone,) = judged([1.0, 2.0, 3.0, 1.0])
     many = judged([1.0, 2.0, 3.0, 1.0], 5)
     assert alone.p < 0.05 and many[0].p == pytest.approx(5 * alone.p)

@@ -30,7 +30,7 @@ def test_boards_are_texts_and_questions_of_the_arms_that_there_are():
     assert {run.model.num_key_value_heads for run in heads} == {2} and not heads[0].model.options
     assert len(study.seeds) == 8 and len(study.questions) == 4 * len(OfRecipe().ask)
     few = asked().questions
-    assert [each.arm for each in few] == ["lime", "value_residual"]
+    assert [each.arm for each in few] == ["value_residual", "lime"]
     assert {(each.against, each.direction, each.margin) for each in few} == {
         ("plain", "lower", 0.01)
     }

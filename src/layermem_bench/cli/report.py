@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 
@@ -20,6 +21,9 @@ class Report:
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
+    planned: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """These are all runs that were planned before the first one, and nothing else is read of them:
+    differences are tested. Else they are described."""
     table: Path | None = None
     """File (csv, parquet) for all values of the runs as one long table, in place of the page."""
     out: Path = Path("report")
@@ -42,5 +46,10 @@ def report(options: Report, command: str) -> None:
             results.append(gather_runs(folders, command=command))
         logger.info("%s: %d rows", options.table, write_table(results, options.table))
     else:
-        result = gather_runs(options.runs, options.out, against=options.against, command=command)
+        asked: dict[str, Any] = {
+            "against": options.against,
+            "planned": options.planned,
+            "command": command,
+        }
+        result = gather_runs(options.runs, options.out, **asked)
         show_result(result, options.out)

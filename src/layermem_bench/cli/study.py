@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from layermem_base.number_ranges import above, at_least, between, number
+from layermem_base.number_ranges import SEED, above, at_least, between, number
 from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
 from layermem_bench.cli.screen import show_estimates, show_result
 from layermem_bench.config.run import Run
@@ -52,7 +52,7 @@ class Carrying(Launching):
     """What is equal where --conditions are not given."""
 
     seeds: int | None = number(None, between(1, 1000))
-    """Seeds of every arm; None: 5 (recipe: 8; the paper: at scale small 3, at scale paper 1)."""
+    """Seeds of every arm; None: 5, with --ask 8 (the paper: at scale small 3, at scale paper 1)."""
     conditions: tuple[Literal["tokens", "time", "parameters"], ...] = ()
     """What is equal between the arms: tokens, time (faster steps: more of them), parameters (by the
     width of the mlp). None given: tokens; on several boards all, of retrofit also time."""
@@ -101,6 +101,8 @@ class OfBoards(Arms):
     (tiny-lm@16x64,tiny-lm@64x32) have equally many parameters, and are ranked together too."""
     rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
     """Learning rates that every arm tries on a seed kept for that; each takes its best."""
+    seed: int = number(0, SEED)
+    """The first seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,12 @@ class OfRecipe(Arms):
     usual = ("tokens",)
     variants: str = _RECIPE
     rates: tuple[float, ...] = number((2.5e-3, 5e-3, 1e-2, 2e-2), above(0))
+    """Learning rates that every arm tries on a seed kept for that; each takes its best."""
+    seed: int = number(0, SEED)
+    """The first seed."""
     ask: tuple[str, ...] = _ASKED
-    """Of these the ones whose arms are among --variants."""
+    """What the study is to tell, each "ARM below ARM" or "ARM above ARM": of these the ones whose
+    arms are among --variants."""
     margin: float | None = number(0.01, above(0))
     text: str | None = None
     """A text of yours, as in --data.source of `layermem train`; None: source code alone."""
@@ -202,8 +208,9 @@ def study_of(options: Any) -> "Study":
         seeds = asked.seeds if count is None else tuple(range(first, first + count))
         return replace(asked, seeds=seeds, conditions=options.conditions or asked.conditions)
     run = resolve_run(options) if isinstance(options, StartingRun) else Run()
-    count = options.seeds or (8 if isinstance(options, OfRecipe) else 5)
-    seeds = tuple(range(run.seed, run.seed + count))
+    count = options.seeds or (8 if getattr(options, "ask", ()) else 5)
+    first = run.seed if isinstance(options, StartingRun) else options.seed
+    seeds = tuple(range(first, first + count))
     conditions = options.conditions or options.usual
     if isinstance(options, OfRetrofit):
         run = replace(run, log_every=max(1, run.max_steps // 50))
@@ -221,7 +228,9 @@ def study_of(options: Any) -> "Study":
     if isinstance(options, OfRecipe):
         asked = replace(asked, name="recipe", title="Which layer memory")
         arms = {arm.name for arm in of[0].arms}
-        asks = tuple(each for each in asks if {*each.split()[::2]} <= arms)
+        asks = tuple(each for each in asks if each not in _ASKED or {*each.split()[::2]} <= arms)
+    if options.margin is not None and not asks:
+        raise ValueError("--margin is for --ask: say what the study is to tell")
     return replace(asked, questions=boards.questions_of(asks, asked, options.margin))
 
 

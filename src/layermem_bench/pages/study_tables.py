@@ -44,8 +44,9 @@ _JOINTLY = (
     "pairs of arms, as which is best was picked from these numbers."
 )
 _ALONE = (
-    "Each question was asked before the first run, and is tested alone by a paired t-test. p by "
-    "signs: the share of all signs of the differences whose mean is as far from 0. At most: the "
+    "Each question was asked before the first run and is tested alone by a paired t-test: of "
+    "twenty about nothing, one is answered yes or no. p by signs, a check: the share of all signs "
+    "of the differences whose mean is as far from 0; of five pairs never below 0.05. At most: the "
     "largest difference in the direction asked for that the 95% interval does not exclude."
 )
 _RUNS = (
@@ -121,9 +122,13 @@ def answer_text(answered: Answered, result: StudyResult) -> str:
     """Write an answer; of a yes too whether the difference is within the margin."""
     question, bound = answered.question, answered.bound
     if answered.answer is None or bound is None:
-        arms = question.arm, question.against
-        left = result.to_come(question.board, question.condition, *arms)
-        return f"open: {left} runs to come" if left else "open: seeds diverged"
+        runs = result.of(question.board, question.condition)
+        ours = [run for run in runs if run.arm in (question.arm, question.against)]
+        if left := sum(map(result.to_come_of, ours)):
+            return f"open (runs to come: {left})"
+        lost = sorted({run.seed for run in ours if question.metric not in run.metrics})
+        seeds = f"no value of seeds {', '.join(map(str, lost))}" if lost else "one seed"
+        return f"not tested: {result.untested}" if result.untested else f"open ({seeds})"
     is_share = result.metric(question.metric).is_share
     most = f"not more than {format_number(bound, is_share, decimals=None if is_share else 3)}"
     if answered.answer == "yes" and question.margin is not None and bound <= question.margin:
@@ -177,12 +182,12 @@ def _tests_note(
     result: StudyResult, board: Board, condition: Condition, lines: Sequence[Line]
 ) -> str:
     """Say how the differences of a table are tested, or why they are not."""
-    if left := result.to_come(board.name, condition.name):
-        return f"Nothing is tested before all runs have ended: {left} to come."
-    if result.questions:
-        return "Description: what was asked is tested above."
     if result.untested:
         return f"Description, without tests: {result.untested}."
+    if result.questions:
+        return "Description: what was asked is tested above."
+    if left := result.to_come(board.name, condition.name):
+        return f"Nothing is tested before all runs have ended: {left} to come."
     return _JOINTLY if any(line.p is not None for line in lines) else ""
 
 

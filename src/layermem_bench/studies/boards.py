@@ -186,8 +186,8 @@ def questions_of(asks: Sequence[str], study: Study, margin: float | None) -> tup
     every condition."""
     questions = []
     for asked, board, condition in product(asks, study.boards, study.conditions):
-        arm, how, against = (*asked.split(), "", "")[:3]
-        if how not in _DIRECTIONS or not against:
+        arm, how, against = words if len(words := asked.split()) == 3 else ("", "", "")
+        if how not in _DIRECTIONS or arm == against:
             raise ValueError(f'--ask is "ARM below ARM" or "ARM above ARM", got {asked!r}')
         questions.append(
             Question(

@@ -32,9 +32,11 @@ from layermem_bench.studies.executors import (
 )
 from layermem_bench.studies.gathering import RESULT, STUDIES, gather
 from layermem_bench.studies.records import RecordedRuns, add_labels, is_finished
-from layermem_bench.studies.result import LOSS, MeasuredSteps, StudyResult
+from layermem_bench.studies.result import LOSS, MeasuredSteps, Planned, StudyResult
 from layermem_bench.studies.steps import measured_steps
 
+PLAN = "plan.json"
+"""File of a study's plan, beside its result."""
 # Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
 _POLL_INTERVAL, _POLL_INTERVAL_PER_RUN = 0.5, 0.02
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ def carry_out(
     check_conditions(study)
     done: dict[str, planning.Done] = {}
     failures: list[str] = []
+    is_read, untested, plan = False, "", folder / PLAN
     for stage in planning.stages(study.boards):
         # Before any training, as steps that cannot be compared with are refused.
         timed = stage if "time" in study.conditions else ()
@@ -72,6 +75,10 @@ def carry_out(
             of_board = _plan(study, board, recorded, done, steps.get(board.name))
             done[board.name], lost = of_board, of_board.lost
             counting |= {n: run for n, run in of_board.runs.items() if run.labels.arm not in lost}
+        is_read |= any(map(recorded.has_ended, counting.values()))
+        planned = _planned(plan, study, is_read=is_read)
+        write_atomically(plan, to_json(planned))
+        untested = planned.untested
         try:
             train_missing(_unrecorded(counting, recorded), out, launch)
         except RuntimeError as error:
@@ -81,23 +88,32 @@ def carry_out(
             if of_run.final.exists():
                 add_labels(of_run, run.labels)
     result = gather(study, done, recorded, folder)
-    result = replace(result, command=command, untested=_added_to(folder / RESULT, study))
+    result = replace(result, command=command, untested=untested)
     write_atomically(folder / RESULT, to_json(result))
     return result, "; ".join(failures) or None
 
 
-def _added_to(path: Path, study: Study) -> str:
-    """Say that seeds are added to a result that has been read, so that nothing can be tested.
+def _planned(path: Path, study: Study, *, is_read: bool) -> Planned:
+    """Return the plan of a study. One that changed after some of its runs had ended tests nothing:
+    to go on until a difference is found finds one that is not there.
 
-    To go on until a difference is found finds one that is not there: new seeds are a new study.
+    ``path``: the file of the plan before; ``is_read``: whether runs of this plan had ended.
     """
+    arms = tuple(f"{board.name}/{arm.name}" for board in study.boards for arm in board.arms)
+    now = Planned(seeds=study.seeds, arms=arms, questions=study.questions)
     if not path.exists():
-        return ""
-    before = read_result(StudyResult, path)
-    is_whole = all(run.state in ("ended", "diverged") for run in before.runs)
-    if before.untested or (is_whole and {*before.seeds} < {*study.seeds}):
-        return before.untested or f"seeds were added to {len(before.seeds)} that had been read"
-    return ""
+        return now
+    before = read_result(Planned, path)
+    changed = {
+        "seeds": {*before.seeds} != {*now.seeds},
+        "questions": {*before.questions} != {*now.questions},
+        # Those that join are tested beside the others.
+        "arms": bool({*before.arms} - {*now.arms}),
+    }
+    if is_read and any(changed.values()):
+        what = " and ".join(name for name, is_other in changed.items() if is_other)
+        return replace(now, untested=f"its {what} were changed after runs had ended")
+    return replace(now, untested=before.untested if is_read else "")
 
 
 def check_conditions(study: Study) -> None:

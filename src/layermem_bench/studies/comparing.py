@@ -4,7 +4,6 @@ A difference is paired over seeds, with an interval by Student's t. A question i
 of a table or claims beside each other; nothing is tested before all planned runs have ended.
 """
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
@@ -83,7 +82,7 @@ class Answered(Difference):
     bound: float | None = None
     """The largest difference in the direction asked for that the interval does not exclude."""
     answer: Answer | None = None
-    """None: planned runs have not ended, or lack a value."""
+    """None: planned runs have not ended, lack a value, or the plan was changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +110,11 @@ def _answered(question: Question, result: StudyResult) -> Answered:
     ours, theirs = (found.get(arm, {}) for arm in (question.arm, question.against))
     difference = paired_by_seed(ours, theirs)
     # Those that are left where one diverged may be the lucky ones.
-    if difference is None or {*result.seeds} - (ours.keys() & theirs.keys()):
+    is_whole = not {*result.seeds} - (ours.keys() & theirs.keys())
+    if difference is None or difference.count < 2 or not is_whole or result.untested:
         return Answered(question=question, difference=difference)
     sign = 1 if question.direction == "higher" else -1
-    p, bound = p_value(difference), max(0.0, sign * difference.mean + difference.half)
+    p, bound = p_value(difference), largest(difference, sign)
     answer: Answer = "open"
     if p < LEVEL:
         answer = "yes" if sign * difference.mean > 0 else "no"
@@ -123,12 +123,17 @@ def _answered(question: Question, result: StudyResult) -> Answered:
     return Answered(
         question=question,
         difference=difference,
-        p=None if math.isnan(p) else p,
+        p=p,
         p_of_signs=p_of_signs(ours, theirs),
         bound=bound,
         answer=answer,
         pairs_to_settle=pairs_to_settle(difference),
     )
+
+
+def largest(difference: Interval, sign: int) -> float:
+    """Return the largest difference of a sign that an interval does not exclude."""
+    return max(0.0, sign * difference.mean + difference.half)
 
 
 def _differences(pairs: Mapping[_Key, Pair]) -> dict[_Key, Difference]:
@@ -205,6 +210,8 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
             ours = result.computed(claim.quantity)
             pairs[claim] = ours.get(claim.arm, {}), ours.get(claim.against, {})
     differences, judged = _differences(pairs), []
+    if any(map(result.to_come_of, result.runs)) or result.untested:
+        differences = {c: Difference(difference=d.difference) for c, d in differences.items()}
     for claim in result.claims:
         papers = {p.arm: p.value for p in result.papers if p.quantity == claim.quantity}
         if claim not in pairs:
@@ -228,10 +235,11 @@ def _with_verdict(judged: JudgedClaim, pair: Pair, result: StudyResult) -> Judge
     missing = sorted(set(result.seeds) - (pair[0].keys() & pair[1].keys()))
     chance = result.metric(claim.quantity).chance
     verdict = UNSAID
-    if missing:
+    if result.untested or missing:
         reason = f"of seeds {', '.join(map(str, missing))} there is no pair"
+        reason = result.untested or reason
     elif judged.p is None:
-        reason = "one pair has no interval"
+        reason = "one pair has no interval, or runs have not ended"
     elif abs(difference.mean) <= difference.half:
         reason = "the interval includes 0"
     elif not difference.half and p_value(difference) >= LEVEL:

@@ -108,15 +108,15 @@ class Study(OfPaper):
         names = [board.name for board in self.boards]
         if len(set(names)) < len(names):
             raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
-        known = {
-            (b.name, arm.name, c) for b in self.boards for arm in b.arms for c in self.conditions
-        }
+        arms = {(board.name, arm.name) for board in self.boards for arm in board.arms}
         for each in self.questions:
-            for arm in (each.arm, each.against):
-                if (each.board, arm, each.condition) not in known:
-                    raise ValueError(
-                        f"--ask: the study has no {arm} on {each.board} under {each.condition}"
-                    )
+            asked = {(each.board, each.arm), (each.board, each.against)}
+            if not asked <= arms or each.condition not in self.conditions:
+                there = ", ".join(sorted({arm for _, arm in arms}))
+                raise ValueError(
+                    f"--ask: {each.arm} and {each.against} must be arms of {each.board} under "
+                    f"{each.condition}; there are {there}"
+                )
 
 
 _KNOWN = Named[Study]("study")

@@ -152,11 +152,17 @@ def arms_of_same_seeds(runs: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, t
 
 
 def gather_runs(
-    paths: Sequence[Path], out: Path | None = None, *, against: str | None = None, command: str = ""
+    paths: Sequence[Path],
+    out: Path | None = None,
+    *,
+    against: str | None = None,
+    planned: bool = False,
+    command: str = "",
 ) -> StudyResult:
     """Return what the runs below some folders recorded; write it into ``out``, if that is given.
 
-    ``against``: the arm that the others are compared with; None: the first run's.
+    ``against``: the arm that the others are compared with; None: the first run's. ``planned``:
+    whether these are all runs that were planned, so that differences are tested.
     """
     members = find_runs(paths)
     arms = list(dict.fromkeys(each.record.arm for each in members))
@@ -176,6 +182,7 @@ def gather_runs(
         boards=tuple(_board(each, _CONDITIONS) for each in boards.values()),
         metrics=_metrics(runs),
         runs=tuple(runs),
+        untested="" if planned else "what was planned is not known (--planned)",
     )
     if out:
         write_atomically(out / RESULT, to_json(result))

@@ -74,6 +74,10 @@ class RecordedRuns:
             return own
         return self._ended.get(run.id, own)
 
+    def has_ended(self, run: Run) -> bool:
+        """Return whether a run had ended when these were read."""
+        return run.id in self._ended
+
     def path_of(self, name: str, run: Run) -> Path:
         """Return the path of that folder."""
         return self.folder_of(name, run).path

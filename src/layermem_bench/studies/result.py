@@ -159,6 +159,21 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a study was planned as before its first run (plan.json)."""
+
+    KIND: ClassVar[str] = "plan"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    questions: tuple[Question, ...]
+    untested: str = ""
+    """Why nothing can be tested; empty: this plan is older than the runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run with its labels: planned, begun or ended. ``note``: of one that diverged or failed,
     what was seen. ``about``: versions, commit, machine and command, as recorded."""
@@ -305,11 +320,14 @@ class StudyResult(OfPaper):
                 values.setdefault(run.arm, {})[run.seed] = run.metrics[metric]
         return values
 
-    def to_come(self, board: str, condition: str, *arms: str) -> int:
-        """Return how many runs of a table, or of some arms, have neither ended nor diverged:
-        nothing is tested before they have."""
-        runs = (run for run in self.of(board, condition) if run.arm in arms or not arms)
-        return sum(run.state not in ("ended", "diverged") for run in runs)
+    @staticmethod
+    def to_come_of(run: RunRecord) -> bool:
+        """Return whether a run is to come: it has neither ended nor diverged."""
+        return run.state not in ("ended", "diverged")
+
+    def to_come(self, board: str, condition: str) -> int:
+        """Return how many runs of a table are to come: nothing is tested before they have ended."""
+        return sum(map(self.to_come_of, self.of(board, condition)))
 
     def metrics_of(self, board: str, condition: str) -> list[str]:
         """Return the names of the metrics that runs have on a board under a condition."""
