@@ -86,7 +86,7 @@ KINDS: Mapping[str, Sequence[str]] = {
 _LEFT_OUT = ("each seed", "where")
 # Of a wider table these columns are left out too, in this order, until the others fit.
 _COLUMNS = 6
-_FIRST_LEFT_OUT = ("seeds to settle it", "", "parameters", "learning rate", "time")
+_FIRST_LEFT_OUT = ("", "parameters", "learning rate", "time")
 _NAMES = r"[\w-]+(?: \+ [\w-]+)*"
 _PLACE = re.compile(rf"(?m)^<!-- (?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 
@@ -215,7 +215,7 @@ def _with_bounds(table: Table, lines: Sequence[Line], metric: Metric) -> Table:
         {**cells, "behind by at most": bounds.get(cells["arm"].strip("`"), "")}
         for cells in _cells(table)
     ]
-    return Table.of(rows).without(["", "against the best", "seeds to settle it"])
+    return Table.of(rows).without([""])
 
 
 def _all_conditions(result: StudyResult, board: Board) -> Table:

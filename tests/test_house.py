@@ -180,14 +180,14 @@ ROOMS = {
     "src/layermem_base": 370,
     "src/layermem_bench": 16_400,
     "src/layermem_bench/analysis": 1_020,
-    "src/layermem_bench/cli": 1_425,
+    "src/layermem_bench/cli": 1_438,
     "src/layermem_bench/config": 950,
     "src/layermem_bench/costs": 730,
     "src/layermem_bench/evals": 1_630,
-    "src/layermem_bench/pages": 1_482,
+    "src/layermem_bench/pages": 1_472,
     "src/layermem_bench/paper": 1_260,
-    "src/layermem_bench/run": 2_243,
-    "src/layermem_bench/studies": 2_645,
+    "src/layermem_bench/run": 2_245,
+    "src/layermem_bench/studies": 2_680,
     "src/layermem_bench/tasks": 1_630,
     "src/layermem_bench/text": 935,
     "tests": 21_900,
@@ -197,7 +197,7 @@ FILES = {
     "src/layermem/ops/route.py": 260,
     "src/layermem/variants/lime.py": 160,
     "src/layermem_bench/presets.py": 205,
-    "src/layermem_bench/statistics.py": 225,
+    "src/layermem_bench/statistics.py": 185,
 }
 
 

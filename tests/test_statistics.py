@@ -3,7 +3,6 @@
 import math
 import random
 import statistics
-from itertools import combinations
 
 import pytest
 from scipy import stats
@@ -16,9 +15,7 @@ from layermem_bench.statistics import (
     mcnemar,
     p_of_signs,
     p_value,
-    p_values_to,
     paired,
-    pairs_to_settle,
     proportion,
     ratio_interval,
 )
@@ -53,7 +50,6 @@ def test_rounding_is_not_taken_for_how_pairs_vary():
     # Each pair differs by 0.1, in floats by 0.0999... and 0.1000...: t would be 1e15.
     same = paired([1.7, 1.6, 1.65, 1.5], [1.6, 1.5, 1.55, 1.4])
     assert (same.half, p_value(same)) == (0, 2**-3)
-    assert pairs_to_settle(same) == 6
     # Equal means that were summed in another order.
     none = paired([0.1 + 0.2, 0.3, 0.3], [0.3, 0.3, 0.1 + 0.2])
     assert (none.mean, none.half, p_value(none)) == (0, 0, 1)
@@ -129,37 +125,6 @@ def test_p_values_are_adjusted_for_those_that_there_are():
     assert adjusted_p_values({"single": interval([1.0])}) == {}
 
 
-def test_against_the_best_is_of_all_pairs():
-    values = {"a": (1.0, 2.0, 4.0), "b": (1.5, 2.1, 4.9), "c": (0.5, 2.5, 3.7)}
-    by_seed = {arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}
-    pairs = combinations(values.values(), 2)
-    ab, _, bc = holm([p_value(paired(one, other)) for one, other in pairs])
-    assert p_values_to("b", by_seed) == {"a": ab, "c": bc}
-    # Of two arms either would have been the best: there is one pair.
-    two = {arm: by_seed[arm] for arm in "ab"}
-    assert p_values_to("a", two) == {"b": p_value(paired(values["a"], values["b"]))}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deviations", [(1,) * 7, (1, 1, 1, 1, 1, 1, 10), (1, 2, 3, 4, 6, 8, 10)])
-def test_the_best_of_equal_arms_is_seldom_better(deviations):
-    """7 arms that do not differ, 5 seeds that they share: 1 table in 20 may say that two do.
-
-    Adjusted for the 6 differences from the best alone, it is 1 in 11 where arms vary alike.
-    """
-    generator, wrong, tables = random.Random(0), 0, 250
-    for _ in range(tables):
-        shared = [generator.gauss(0, 3) for _ in range(5)]
-        values = {
-            arm: {seed: value + generator.gauss(0, of_arm) for seed, value in enumerate(shared)}
-            for arm, of_arm in enumerate(deviations)
-        }
-        best = min(values, key=lambda arm: statistics.fmean(values[arm].values()))
-        wrong += min(p_values_to(best, values).values()) < 0.05
-    # 2.3 standard deviations above 5%.
-    assert wrong / tables < 0.05 + 2.3 * math.sqrt(0.05 * 0.95 / tables)
-
-
 def test_all_signs_of_the_differences():
     """By hand: of three differences the observed mean and its mirror image, 2 of 8."""
     ours, zeros = {0: 1.0, 1: 2.0, 2: 4.0, 3: 9.0}, {0: 0.0, 1: 0.0, 2: 0.0}
@@ -171,19 +136,3 @@ def test_all_signs_of_the_differences():
     ten = dict.fromkeys(range(10), 0.1)
     assert p_of_signs(ten, dict.fromkeys(range(10), 0.0)) == 2 / 2**10
     assert p_of_signs(ours, {}) is p_of_signs(*[dict.fromkeys(range(17), 1.0)] * 2) is None
-
-
-def test_how_many_pairs_settle_a_difference():
-    """An effect of half a standard deviation needs 34 pairs, of a whole one 10 (Cohen's tables)."""
-    half = float(stats.t.ppf(0.975, 5)) / math.sqrt(6)
-    # Of six differences by Holm's method the first is at 5% / 6.
-    for effect, compared, pairs in (
-        *((0.5, 1, 34), (-0.5, 1, 34), (1.0, 1, 10), (1.0, 6, 16)),
-        *((0.01, 1, 78_500), (0.0, 1, None), (1e-12, 1, None)),
-    ):
-        of_effect = Interval(mean=effect, half=half, count=6)
-        expected = pairs and pytest.approx(pairs, rel=0.01)
-        assert pairs_to_settle(of_effect, compared=compared) == expected
-    assert pairs_to_settle(Interval(mean=1.0, half=math.inf, count=1)) is None
-    alike = Interval(mean=1.0, half=0.0, count=3)
-    assert (pairs_to_settle(alike), pairs_to_settle(alike, compared=6)) == (6, 8)

@@ -8,18 +8,15 @@ is imported where it is used.
 import math
 import operator
 import statistics
-from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
 from typing import TypeVar
 
 LEVEL = 0.05
 """A difference with a p-value below is told from 0."""
 # Of more pairs, signs are not counted out: 2**16 ways take a second.
 _MOST_SIGNS = 16
-# Beyond so many pairs, which nobody will have, scipy's functions do not take their number.
-_MOST_PAIRS = 2**53
 # Of values, relative: some units of a float64's last digit, as where they are means themselves.
 _ROUNDING = 1e-12
 _Key = TypeVar("_Key", bound=Hashable)
@@ -132,46 +129,6 @@ def adjusted_p_values(differences: Mapping[_Key, Interval | None]) -> dict[_Key,
     p_values = {key: p_value(each) for key, each in differences.items() if each is not None}
     p_values = {key: p for key, p in p_values.items() if not math.isnan(p)}
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
-
-
-def p_values_to(best: _Key, values: Mapping[_Key, Mapping[int, float]]) -> dict[_Key, float]:
-    """Return the p-value of each arm's difference from ``best``, picked by these values by seed.
-
-    They are adjusted by Holm's method for all pairs of arms: any of them could have been the best.
-    """
-    differences = {(a, b): paired_by_seed(values[a], values[b]) for a, b in combinations(values, 2)}
-    adjusted = adjusted_p_values(differences)
-    return {b if a == best else a: p for (a, b), p in adjusted.items() if best in (a, b)}
-
-
-def pairs_to_settle(difference: Interval, compared: int = 1) -> int | None:
-    """Return how many pairs would settle a mean difference as large and as varied as this one.
-
-    With so many, planned before the first, a two-sided t-test at 5% / ``compared`` tells it from 0
-    in 80% of repetitions. None where the difference is next to 0, or is of a single pair. It takes
-    the observed difference for the true one, which few pairs know badly: a guide.
-    """
-    if difference.count < 2 or not difference.mean:
-        return None
-    if not difference.half:
-        # All of one sign, of which two cases in 2**count are.
-        return next(count for count in range(2, _MOST_PAIRS) if 2 ** (1 - count) < 0.05 / compared)
-    from scipy import stats
-
-    error = difference.half / _quantile(difference.count - 1)
-    effect = abs(difference.mean) / (error * math.sqrt(difference.count))
-
-    def is_settled(count: int) -> bool:
-        shift = effect * math.sqrt(count)
-        # Beyond this nct loses digits, and the test's power is 1 in all of them.
-        if shift > 30:
-            return True
-        critical = _quantile(count - 1, 1 - 0.025 / compared)
-        return float(stats.nct.sf(critical, count - 1, shift)) >= 0.8
-
-    counts = range(2, _MOST_PAIRS + 1)
-    place = bisect_left(counts, True, key=is_settled)
-    return counts[place] if place < len(counts) else None
 
 
 def proportion(successes: float, count: int) -> tuple[float, float]:

@@ -57,7 +57,6 @@ def test_small_numbers_have_five_digits_and_large_ones_a_unit():
     assert format_number(-2.5e9, False, "+") == "-2.5B" and format_number(2e6, False, "+") == "+2M"
     assert format_number(0.5, True, "+") == "+50.0%"
     assert list(map(page.format_duration, (90, 7200, 5))) == ["1.5 min", "2 h", "5 s"]
-    assert list(map(page.format_pairs, (None, 7, 12_000))) == ["", "7", "more than 10,000"]
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,11 @@ class Arms(Carrying):
     (lime:router=last:router_window=4). all: every variant, the plain decoder first."""
     rates: tuple[float, ...] = number((), above(0))
     """Learning rates that every arm tries on a seed kept for that; each takes its best by
-    validation loss. One alone is taken by all. None given: the board's; on several boards all try
-    1e-3, 3e-3, 1e-2 and 3e-2."""
+    validation loss. One alone is taken by all. None: the board's."""
     ask: tuple[str, ...] = ()
     """What the study is to tell, each "ARM below ARM" or "ARM above ARM", on every board under
-    every condition: tested alone, all else is description. None given: arms are tested together."""
+    every condition: tested alone, all else is description. None: arms are tested together. Of the
+    defaults those count whose arms are there."""
     margin: float | None = number(None, above(0))
     """A difference that would matter: of one that is not told from 0 it may be told that it is no
     larger."""
@@ -100,7 +100,6 @@ class OfBoards(Arms):
     """Presets, separated by commas; PRESET@LAYERSxWIDTH is one in another shape: shapes of one
     (tiny-lm@16x64,tiny-lm@64x32) have equally many parameters, and are ranked together too."""
     rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
-    """Learning rates that every arm tries on a seed kept for that; each takes its best."""
     seed: int = number(0, SEED)
     """The first seed."""
 
@@ -113,12 +112,9 @@ class OfRecipe(Arms):
     usual = ("tokens",)
     variants: str = _RECIPE
     rates: tuple[float, ...] = number((2.5e-3, 5e-3, 1e-2, 2e-2), above(0))
-    """Learning rates that every arm tries on a seed kept for that; each takes its best."""
     seed: int = number(0, SEED)
     """The first seed."""
     ask: tuple[str, ...] = _ASKED
-    """What the study is to tell, each "ARM below ARM" or "ARM above ARM": of these the ones whose
-    arms are among --variants."""
     margin: float | None = number(0.01, above(0))
     text: str | None = None
     """A text of yours, as in --data.source of `layermem train`; None: source code alone."""

@@ -153,11 +153,6 @@ def format_ends(value: float, ends: Sequence[float], is_share: bool, sign: str =
     return f"{middle} ({low} to {high})"
 
 
-def format_pairs(pairs: int | None) -> str:
-    """Write how many pairs of seeds would settle a difference; nothing where none would."""
-    return "" if pairs is None else "more than 10,000" if pairs > 10_000 else f"{pairs:,}"
-
-
 def format_duration(seconds: float) -> str:
     """Write seconds in the unit that suits them."""
     units = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))

@@ -14,7 +14,7 @@ from layermem_bench.studies.result import Board, Condition, Drawing, StudyResult
 
 _FLOPS = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
 # Columns that a screen has no room for.
-_WIDE = ("each seed", "against the best", "seeds to settle it", "mlp")
+_WIDE = ("each seed", "mlp")
 # Figures of learning: what goes up, its field of a validation; whether it is a share.
 _UP = {"validation loss": ("val_loss", False), "right answers": ("val_accuracy", True)}
 _ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}

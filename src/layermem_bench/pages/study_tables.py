@@ -6,7 +6,7 @@ Each is a list of columns over the lines of a comparison, or over what else was 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from layermem_bench.pages.page import Table, format_interval, format_number, format_p, format_pairs
+from layermem_bench.pages.page import Table, format_interval, format_number, format_p
 from layermem_bench.statistics import LEVEL, mean_by_seed
 from layermem_bench.studies.comparing import (
     Answered,
@@ -39,10 +39,7 @@ TITLES: Mapping[str, str] = {
 """What conditions are called."""
 INTERVALS = "95% intervals over seeds by Student's t, differences pair by pair."
 """How intervals of tables are computed."""
-_JOINTLY = (
-    "p-values are adjusted by Holm's method for the arms of the table; against the best for all "
-    "pairs of arms, as which is best was picked from these numbers."
-)
+_JOINTLY = "p-values are adjusted by Holm's method for the arms of the table."
 _ALONE = (
     "Each question was asked before the first run and is tested alone by a paired t-test: of "
     "twenty about nothing, one is answered yes or no. p by signs, a check: the share of all signs "
@@ -63,8 +60,7 @@ _NUMBERS = (
 )
 _CLAIMS = (
     "95% intervals by Student's t of differences pair by pair, p-values adjusted by Holm's method "
-    "for the number of claims. Seeds to settle it: pairs, planned from the beginning, with which a "
-    "difference as observed would be told from 0 among so many claims in four of five repetitions."
+    "for the number of claims."
 )
 # Columns of what arms are.
 _FACTS = ("learning rate", "steps", "mlp", "parameters")
@@ -106,7 +102,6 @@ def questions_table(result: StudyResult) -> Table:
                 "p": format_p(each.p),
                 "p by signs": format_p(each.p_of_signs),
                 "at most": format_number(each.bound, is_share, decimals=None if is_share else 4),
-                "seeds to settle it": format_pairs(each.pairs_to_settle),
             }
         )
     return Table.of(rows, _ALONE)
@@ -157,17 +152,14 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
             "each seed": _by_seed(line.by_seed, of),
             f"against {condition.arms[0].name}": format_interval(line.difference, of.is_share, "+"),
             "p (Holm)": format_p(line.p),
-            "against the best": "best mean" if line.rank == 1 else format_p(line.p_to_best),
-            "seeds to settle it": format_pairs(line.pairs_to_settle),
             "time": "" if steps is None else f"{steps.ratios[line.arm]:.2f}",
         }
         for line in lines
     ]
     alike = {name: rows[0][name] for name in _FACTS if len({str(row[name]) for row in rows}) == 1}
-    # Of two arms the difference from the best is that from the first.
-    dropped = {*alike, *(["against the best"] if len(lines) < 3 else [])}
+    dropped = set(alike)
     if all(line.p is None for line in lines):
-        dropped |= {"p (Holm)", "against the best", "seeds to settle it"}
+        dropped.add("p (Holm)")
     caption = "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
     common = ", ".join(f"{name} {value}" for name, value in alike.items() if value)
     caption += f" All arms: {common}." if common else ""
@@ -285,7 +277,6 @@ def claims_table(result: StudyResult) -> Table:
             "claim": claim_text(each),
             **dict(zip(("paper", "here"), claim_numbers(result, each), strict=True)),
             "p (Holm)": format_p(each.p),
-            "seeds to settle it": format_pairs(each.pairs_to_settle),
             "holds?": f"{each.verdict} ({each.reason})",
         }
         for each in judge(result)

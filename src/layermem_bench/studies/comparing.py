@@ -16,9 +16,7 @@ from layermem_bench.statistics import (
     mean_by_seed,
     p_of_signs,
     p_value,
-    p_values_to,
     paired_by_seed,
-    pairs_to_settle,
 )
 from layermem_bench.studies.result import Board, Claim, Condition, Question, StudyResult
 
@@ -52,8 +50,6 @@ class Difference:
     """Paired over seeds; None: there is no pair."""
     p: float | None = None
     """p-value of that, adjusted by Holm's method for all differences tested beside it."""
-    pairs_to_settle: int | None = None
-    """Paired seeds that would settle a difference as large as observed, among so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +59,6 @@ class Line(Difference):
     arm: str
     by_seed: BySeed
     mean: Interval | None
-    p_to_best: float | None
-    """p-value of the paired difference from the arm of the best mean, adjusted by Holm's method for
-    all pairs of ranked arms; None: it is that arm, or has no rank."""
     rank: int | None
     """Rank by the mean, of equal ones the same; None: nothing is better or worse, or seeds are
     missing or too few."""
@@ -127,7 +120,6 @@ def _answered(question: Question, result: StudyResult) -> Answered:
         p_of_signs=p_of_signs(ours, theirs),
         bound=bound,
         answer=answer,
-        pairs_to_settle=pairs_to_settle(difference),
     )
 
 
@@ -140,11 +132,7 @@ def _differences(pairs: Mapping[_Key, Pair]) -> dict[_Key, Difference]:
     """Return what is said of the differences of some pairs, tested beside each other."""
     found = {key: paired_by_seed(*pair) for key, pair in pairs.items()}
     p_values = adjusted_p_values(found)
-    told = {}
-    for key, each in found.items():
-        settle = pairs_to_settle(each, compared=len(p_values)) if each else None
-        told[key] = Difference(difference=each, p=p_values.get(key), pairs_to_settle=settle)
-    return told
+    return {key: Difference(difference=each, p=p_values.get(key)) for key, each in found.items()}
 
 
 def compare(
@@ -162,15 +150,12 @@ def compare(
     missing = {arm: tuple(s for s in seeds if s not in of_arm) for arm, of_arm in values.items()}
     whole = {arm: mean.mean for arm, mean in means.items() if mean and not missing[arm]}
     ranks: dict[str, int] = {}
-    to_best: dict[str, float] = {}
     if better:
         whole = dict(sorted(whole.items(), key=lambda item: item[1], reverse=better == "higher"))
     if better and whole and len(seeds) >= RANKED_FROM:
         # Rounded, since equal values may have been added up in another order.
         rounded = [round(mean, 12) for mean in whole.values()]
         ranks = {arm: 1 + rounded.index(mean) for arm, mean in zip(whole, rounded, strict=True)}
-    if ranks and tested:
-        to_best = p_values_to(next(iter(whole)), {arm: values[arm] for arm in whole})
     first = next(iter(values), "")
     pairs = {arm: (values[arm], values[first]) for arm in values if arm != first}
     # Of an arm that lost seeds those that are left may be the lucky ones.
@@ -182,7 +167,6 @@ def compare(
             arm=arm,
             by_seed=values[arm],
             mean=means[arm],
-            p_to_best=to_best.get(arm),
             rank=ranks.get(arm),
             missing=missing[arm],
             **vars(differences.get(arm, Difference())),
