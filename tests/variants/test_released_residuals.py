@@ -80,3 +80,28 @@ def test_mhc_is_that_of_a_released_model(model, prefix, fields):
     x, carry = layer.attn_connection.read((X, STREAMS), lambda h: h)
     torch.testing.assert_close(x, read)
     torch.testing.assert_close(layer.attn_connection.write(carry, Y)[1], expected)
+
+
+@torch.no_grad()
+def test_the_gated_residual_is_that_of_qwen4_exp():
+    layer = layer_of("gated_residual", streams=4, gate_rank=3)
+    theirs = module_of(
+        "qwen4_exp",
+        ("Qwen4ExpTextConfig", "Qwen4ExpTextGatedResidual"),
+        **{"hidden_size": 32, "hc_count": 4, "hc_lowrank": 3, "rms_norm_eps": 1e-6},
+    )
+    ours = layer.attn_connection.gates
+    load(
+        theirs,
+        **{
+            "hc_norm.weight": ours.gain - 1,
+            "input_mix_weight_down.weight": ours.down,
+            "input_mix_weight_up.weight": ours.up,
+            "block_inject_weight.weight": ours.write,
+        },
+    )
+    read, _, write = theirs(STREAMS.flatten(2))
+    x, carry = layer.attn_connection.read((X, STREAMS), layer.input_layernorm)
+    torch.testing.assert_close(x, read)
+    after = layer.attn_connection.write(carry, Y)[1]
+    torch.testing.assert_close(after, STREAMS + write[..., None] * Y[:, :, None])
