@@ -105,3 +105,21 @@ def test_the_gated_residual_is_that_of_qwen4_exp():
     torch.testing.assert_close(x, read)
     after = layer.attn_connection.write(carry, Y)[1]
     torch.testing.assert_close(after, STREAMS + write[..., None] * Y[:, :, None])
+
+
+@torch.no_grad()
+def test_blocks_are_weighed_as_in_inkling2():
+    """It sums sources that are normed too, which the paper's form and ours sum as they are."""
+    layer = layer_of("attention_residuals", residual_form="block", block_size=4)
+    place, seen = layer.mlp_connection.place, []
+    weights = place.weights
+    theirs = module_of(
+        "inkling2", ("Inkling2TextConfig", "Inkling2BlockAttentionResidual"), hidden_size=32
+    )
+    # Theirs divides by sqrt(D) and has no gain.
+    load(theirs, query=weights.query * weights.gain * 32**0.5)
+    weights.register_forward_hook(lambda *args: seen.append(args[-1] / weights.factor))
+    place(X, *place.complete(Y, ()))
+    (expected,) = theirs(Y[:, :, None], X)
+    normed = torch.nn.functional.rms_norm(torch.stack([Y, X], 2), (32,), eps=place.eps)
+    torch.testing.assert_close((seen[0] @ normed).squeeze(2), expected)
