@@ -136,8 +136,7 @@ def build_variants(fields, device, names, dtype=torch.float32):
     lowest = str(fields["num_hidden_layers"] // 2)
     lists = {"family": FAMILY, "storage": STORAGE.replace("LOWEST", lowest)}
     # Plain may be the only one that is named.
-    arms = ",".join(dict.fromkeys(["plain", *lists.get(names, names).split(",")]))
-    return build_models(fields, device, parse_arms(arms), dtype)
+    return build_models(fields, device, parse_arms(f"plain,{lists.get(names, names)}"), dtype)
 
 
 def build_routers(fields, device):

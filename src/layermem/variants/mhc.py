@@ -35,8 +35,10 @@ Source: arXiv 2512.24880. Where this differs from the paper, and where the paper
 * the norm of vec H has no gain, which would multiply the rows of phi;
 * the streams are reduced by their mean.
 
-``res="identity"`` leaves res out everywhere. Products of residual matrices over many layers lose
-rank; the identity does not.
+``res="identity"`` leaves res out everywhere: these are Hy4's connections (``hy_v4`` in
+transformers), as those with res are DeepSeek-V4's, but for a small constant that both add to
+weights, their initial values, and a learned readout in place of the mean. Products of residual
+matrices over many layers lose rank; the identity does not.
 
 Letters: D width, N tokens, n streams.
 """

@@ -8,9 +8,11 @@ c of {q, k, v, r}, per token:
     attention(norm_q X^q, norm_k X^k, norm_v X^v) + X^r, then the mlp as ever
 
 The first layer reads X_0 alone, the final norm X^r alone, and in a pair a layer without projections
-of keys or values has none of these ways. The hidden width of the weights is 4
-(i + 1), for the final norm too. With ``pre_post_norm`` the sources are normed before and the sums
-after, and added to the newest output:
+of keys or values has none of these ways. The hidden width of the weights is 4 (i + 1), for the
+final norm too. In few places (``mixing_layers``, ``mixing_ways``, ``mixing_sources``) what follows
+the last layers mixes, for some ways, some X_j and X_i. What does not mix reads X_i, and no other
+X_j are kept. With ``pre_post_norm`` the sources are normed before and the sums after, and added to
+the newest output:
 
     X^c = X_i + norm_c(sum over j <= i of A[c, j] norm_j(X_j))
 
@@ -24,15 +26,18 @@ Initial values:
     the value's norm
     gain of norm_j, norm_c    -                           1, 1e-3
 
-Source: arXiv 2502.12170, Caiyun-AI/MUDDFormer (fc067b2).
+Source: arXiv 2502.12170, Caiyun-AI/MUDDFormer (fc067b2). Few places: modded-nanogpt's record of
+2026-04-22, in whose manner are ``mixing_layers=2``, ``mixing_ways=["value", "residual"]`` and as
+``mixing_sources`` X_0 and a middle one, [0, 8] of its 11 layers.
 
 Deviations: the hidden width is not rounded up to a multiple of 64. Layers are equally wide (the
 paper also re-allocates mlp widths over depth). The norms of keys and values share the layer's norm,
 times a gain of their own: the same functions, which start equal to the query's also where that one
-is pretrained. Gains have no weight decay, as all norms here (theirs decays everything).
+is pretrained. Gains have no weight decay, as all norms here (theirs decays everything). The record
+adds its mixtures to X_i and to projected values; here a way reads a mixture in place of X_i.
 """
 
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -54,9 +59,10 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import append, count, mix
+from layermem.ops.depth import append, count, mix, stack
 from layermem.ops.gradients import is_traced
 from layermem.ops.norm import rms_norm
+from layermem_base.number_ranges import at_least, number
 
 # Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
 # arithmetic.
@@ -65,28 +71,52 @@ _FEW = 16384
 
 @strict
 class MuddConfig(DecoderConfig):
-    """The fields of a LLaMA, and the form of the mixtures."""
+    """The fields of a LLaMA, the form of the mixtures, and where they are."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "pre_post_norm")
+    shape_fields = (
+        *DecoderConfig.shape_fields,
+        *("pre_post_norm", "mixing_layers", "mixing_ways", "mixing_sources"),
+    )
 
     pre_post_norm: bool = False
     """Whether sources are normed before they are mixed and mixtures after, and then added to the
     newest output: the stable form at depth."""
+    mixing_layers: int | None = number(None, at_least(1))
+    """Number of last layers after which the next layer, or the final norm, reads mixtures; None:
+    all."""
+    mixing_ways: list[Literal["query", "key", "value", "residual"]] | None = None
+    """Ways that read mixtures; None: all four. The others read the newest output."""
+    mixing_sources: list[int] | None = number(None, at_least(0))
+    """Outputs that are mixed beside the newest: 0 is the embedding, i the output of layer i counted
+    from 1; None: all."""
+
+    def validate_mixing(self) -> None:
+        """Raise ``ValueError`` if a number is beyond the layers, or if nothing would be mixed."""
+        layers, ways, sources = self.mixing_layers, self.mixing_ways, self.mixing_sources
+        most = self.num_hidden_layers
+        if (layers or 1) > most or max(sources or [0]) >= most:
+            raise ValueError(
+                f"with {most} layers mixing_layers must be at most {most} and mixing_sources below "
+                f"{most}, got {layers} and {sources}"
+            )
+        if ways is not None and "residual" not in ways and (layers == 1 or not ways):
+            raise ValueError(f"mixing_ways={ways} mixes nothing here; add residual")
 
 
 @final
 class MuddWeights(DepthWeights):
     """A of the equations, [B, T, ways, sources]."""
 
-    def __init__(self, config: MuddConfig, layers: int, readers: tuple[str, ...]) -> None:
+    def __init__(self, config: MuddConfig, depth: int) -> None:
         super().__init__()
-        self.sources = ("embedding", *(f"layer {i}" for i in range(layers)))
-        self.readers = readers
+        self.depth, self.readers = depth, _readers(config, depth)
+        depths = _sources(config, depth)
+        self.sources = tuple(f"layer {j - 1}" if j else "embedding" for j in depths)
         self.eps, self.starts_at_newest = config.rms_norm_eps, not config.pre_post_norm
-        hidden, count = 4 * len(self.sources), len(readers) * len(self.sources)
+        hidden, count = 4 * (depth + 1), len(self.readers) * len(self.sources)
         self.inner = nn.Parameter(torch.empty(hidden, config.hidden_size))
         self.outer = nn.Parameter(torch.empty(count, hidden))
-        self.static = nn.Parameter(torch.empty(len(readers), len(self.sources)))
+        self.static = nn.Parameter(torch.empty(len(self.readers), len(self.sources)))
 
     def forward(self, x: Tensor) -> Tensor:
         linear, shape = nn.functional.linear, (*x.shape[:-1], *self.static.shape)
@@ -102,7 +132,7 @@ class MuddWeights(DepthWeights):
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
         inner = torch.empty(self.inner.shape, device="cpu")
-        generator = forked_generator(f"mudd {len(self.sources)}")
+        generator = forked_generator(f"mudd {self.depth + 1}")
         initialization.copy_(
             self.inner, inner.normal_(std=inner.shape[1] ** -0.5, generator=generator)
         )
@@ -131,24 +161,35 @@ class MixtureNorm(RMSNorm):
 
 
 class Place(nn.Module):
-    """What layer ``layers`` + 1 or the final norm reads, of X_i and the history of those before."""
+    """What layer ``depth`` + 1 or the final norm reads, of X_i and the history of those before.
 
-    def __init__(self, config: MuddConfig, layers: int, readers: tuple[str, ...]) -> None:
+    The history is one of ``ops.depth`` if all outputs are sources, else a tuple of the sources.
+    """
+
+    def __init__(self, config: MuddConfig, depth: int) -> None:
         super().__init__()
-        self.room = config.num_hidden_layers + 1
+        self.room, self.is_few = config.num_hidden_layers + 1, config.mixing_sources is not None
+        self.is_source, ways = _is_source(config, depth), _readers(config, depth)
         width, eps, normed = config.hidden_size, config.rms_norm_eps, config.pre_post_norm
-        self.weights = MuddWeights(config, layers, readers) if layers else None
-        self.source_norm = SourceNorm(width, eps) if normed else None
-        norms = (MixtureNorm(width, eps) for _ in readers)
-        self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
+        self.weights = MuddWeights(config, depth) if ways else None
+        self.source_norm = SourceNorm(width, eps) if normed and (self.is_source or ways) else None
+        norms = (MixtureNorm(width, eps) for _ in ways)
+        self.mixture_norms = nn.ModuleList(norms) if normed and ways else None
 
     def forward(self, x: Tensor, *history: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the ways read, [ways, B, T, D], and the history with X_i."""
+        """Return what the ways read, [ways, B, T, D], and the history, with X_i if it is read."""
+        if self.weights is None and not self.is_source:
+            return x[None], history
         newest = x if self.source_norm is None else self.source_norm(x)
-        history = append(history, newest, self.room)
+        states = (*history, newest) if self.is_few else append(history, newest, self.room)
+        history = states if self.is_source or not self.is_few else history
         if self.weights is None:
             return x[None], history
-        mixtures, history = mix(history, self.weights(x), newest.dtype)
+        weights = self.weights(x)
+        if self.is_few:
+            mixtures, _ = mix(stack(states), weights, newest.dtype)
+        else:
+            mixtures, history = mix(states, weights, newest.dtype)
         if self.mixture_norms is not None:
             pairs = zip(self.mixture_norms, mixtures.unbind(), strict=True)
             mixtures = torch.stack([x + norm(mixture) for norm, mixture in pairs])
@@ -176,12 +217,11 @@ class Gains(nn.Module):
 
 @final
 class OutputsStream(Stream):
-    """The residual, then the history of the embedding and the output of every completed layer."""
+    """The residual, then the history of the outputs that a later place reads, X_0 among them."""
 
     def __init__(self, config: MuddConfig) -> None:
         super().__init__()
-        self.place = Place(config, config.num_hidden_layers, ("residual",))
-        self.layers = config.num_hidden_layers
+        self.place = Place(config, config.num_hidden_layers)
 
     def end(self, state: State) -> Tensor:
         """Return the last mixture.
@@ -189,7 +229,9 @@ class OutputsStream(Stream):
         A decoder that leaves out its last layers, as one that drafts for itself does, has none for
         the sources it has: it ends with its newest output.
         """
-        if count(state[1:]) != self.layers:
+        weights, history = self.place.weights, state[1:]
+        given = count(history) if history and not self.place.is_few else len(history)
+        if weights is None or given != len(weights.sources) - 1:
             return state[0]
         mixtures: Tensor = self.place(*state)[0]
         return mixtures.squeeze(0)
@@ -201,19 +243,26 @@ class ReadFourWays(Connection):
 
     def __init__(self, config: MuddConfig, layers: int) -> None:
         super().__init__()
-        parts = _parts(config, layers)
-        self.place = Place(config, layers, ("query", *parts, "residual"))
-        self.gains = Gains(config.hidden_size, parts) if layers and parts else None
+        self.place, parts = Place(config, layers), _parts(config, layers)
+        ways = _readers(config, layers)
+        self.inputs, self.mixes_residual = [w for w in ways if w != "residual"], "residual" in ways
+        self.reads_newest = {*self.inputs} != {"query", *parts}
+        mixed = tuple(part for part in parts if part in ways)
+        self.gains = Gains(config.hidden_size, mixed) if mixed else None
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
+        x = state[0]
         mixtures, history = self.place(*state)
-        # The first layer reads one state for all.
-        inputs, residual = mixtures[:-1] if len(mixtures) > 1 else mixtures, mixtures[-1]
-        query, *others = norm(inputs).unbind()
-        parts = {} if self.gains is None else self.gains(*others)
+        carry = mixtures[-1] if self.mixes_residual else x, *history
+        if not self.inputs:
+            return norm(x), carry
+        inputs = norm(mixtures[: len(self.inputs)]).unbind()
+        read: dict[str, Tensor] = dict(zip(self.inputs, inputs, strict=True))
+        if self.gains is not None:
+            read |= self.gains(*(read[part] for part in self.gains.parts))
         # Nothing reads the input of a part that is not projected.
-        read = query, parts.get("key", query), parts.get("value", query)
-        return read, (residual, *history)
+        other = norm(x) if self.reads_newest else inputs[0]
+        return tuple(read.get(way, other) for way in ("query", "key", "value")), carry
 
 
 @final
@@ -237,37 +286,58 @@ class Mudd(Variant[MuddConfig]):
     @classmethod
     def extra_parameters(cls, config: MuddConfig) -> int:
         """Return those of the weights, the gains, and the norms of ``pre_post_norm``."""
-        width, layers = config.hidden_size, config.num_hidden_layers
-        sizes = cls._sizes(config)
-        gains = sum(len(_parts(config, i)) for i in range(1, layers))
-        norms = layers + 1 + sum(ways for ways, _ in sizes) if config.pre_post_norm else 0
-        static = sum(ways * sources for ways, sources in sizes)
-        return cls._count_weights(config) + static + width * (gains + norms)
+        layers, sizes = config.num_hidden_layers, cls._sizes(config)
+        of_places = [_readers(config, i) for i in range(layers + 1)]
+        gains = sum(len({*ways} & {"key", "value"}) for ways in of_places)
+        sources = sum(bool(ways) or _is_source(config, i) for i, ways in enumerate(of_places))
+        norms = config.pre_post_norm * (sources + sum(map(len, of_places)))
+        static = sum(ways * sources for ways, sources, _ in sizes)
+        return cls._count_weights(config) + static + config.hidden_size * (gains + norms)
 
     @classmethod
     def extra_flops(cls, config: MuddConfig) -> int:
         """Return 2 for each weight of W1 and W2, and 2 D for each source of each way."""
-        mixed = sum(ways * sources for ways, sources in cls._sizes(config))
+        mixed = sum(ways * sources for ways, sources, _ in cls._sizes(config))
         return 2 * cls._count_weights(config) + 2 * config.hidden_size * mixed
 
     @classmethod
     def _count_weights(cls, config: MuddConfig) -> int:
-        """Count the weights of W1 and W2: 4 S of D numbers, and C S of 4 S numbers."""
-        sizes = cls._sizes(config)
-        return sum(4 * s * (config.hidden_size + ways * s) for ways, s in sizes)
+        """Count the weights of W1 and W2: h rows of D numbers, and C S rows of h."""
+        return sum(h * (config.hidden_size + ways * s) for ways, s, h in cls._sizes(config))
 
     @classmethod
-    def _sizes(cls, config: MuddConfig) -> list[tuple[int, int]]:
-        """Return (ways, sources) of every place that mixes."""
-        layers = config.num_hidden_layers
-        ways = [2 + len(_parts(config, i)) for i in range(layers)]
-        return [*((ways[i], i + 1) for i in range(1, layers)), (1, layers + 1)]
+    def _sizes(cls, config: MuddConfig) -> list[tuple[int, int, int]]:
+        """Return (ways C, sources S, hidden width h) of every place that mixes."""
+        places = [(i, _readers(config, i)) for i in range(config.num_hidden_layers + 1)]
+        return [(len(ways), len(_sources(config, i)), 4 * (i + 1)) for i, ways in places if ways]
 
 
 def _parts(config: MuddConfig, layer_idx: int) -> tuple[Part, ...]:
     """Return what a layer projects, which in a pair the other variant decides."""
     parts: tuple[Part, ...] = config.variant_class.projects(config, layer_idx)
     return parts
+
+
+def _readers(config: MuddConfig, depth: int) -> tuple[str, ...]:
+    """Return the ways that read mixtures after so many layers, ``residual`` last."""
+    layers = config.num_hidden_layers
+    if depth <= layers - (config.mixing_layers or layers):
+        return ()
+    inputs = ("query", *_parts(config, depth)) if depth < layers else ()
+    ways = config.mixing_ways
+    return tuple(way for way in (*inputs, "residual") if ways is None or way in ways)
+
+
+def _sources(config: MuddConfig, depth: int) -> list[int]:
+    """Return the j of the X_j that are mixed after so many layers, ascending."""
+    given = config.mixing_sources
+    return [j for j in range(depth + 1) if given is None or j in given or j == depth]
+
+
+def _is_source(config: MuddConfig, depth: int) -> bool:
+    """Return whether a later place mixes X_i."""
+    later = range(depth + 1, config.num_hidden_layers + 1)
+    return any(_readers(config, i) and depth in _sources(config, i) for i in later)
 
 
 declare("mudd", MuddConfig, Mudd)
