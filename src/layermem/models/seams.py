@@ -167,6 +167,10 @@ class Connection(nn.Module):
     As it stands it is the plain decoder's: x + y, with other tensors of the state unchanged.
     """
 
+    # True: the inputs of keys and values are none of the residual, but of the other tensors of the
+    # state, so that of a prompt the residual of the last token is enough.
+    kv_aside: ClassVar[bool] = False
+
     def read(self, state: State, norm: Norm) -> tuple[Inputs, Any]:
         """Return the sub-layer's input, normed, and a carry: whatever ``write`` needs.
 
