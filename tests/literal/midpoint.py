@@ -11,6 +11,7 @@ def logits(model, ids, memory=parts.own_slot):
     layers, upper = config.num_hidden_layers, config.num_upper_layers
     lowest = layers - (layers // 2 if upper is None else upper)
     x, slots = parts.embed(model, ids), []
+    source = x
     for index, layer in enumerate(model.model.layers):
         source = x if index <= lowest else source
         normed, of_source = (parts.norm(layer.input_layernorm, state) for state in (x, source))
