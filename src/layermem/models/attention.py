@@ -46,6 +46,7 @@ class Attention(nn.Module):
             self.add_module(name, kind(width, kv_width, bias=bias))
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
+        self.reads_ids = self.memory.reads_ids
         self.hands_on = variant.hands_on(config)
         # Whether other layers attend to what it attends to.
         self.lends = False
@@ -104,6 +105,7 @@ class Attention(nn.Module):
         The cache is taken out of ``kwargs``.
         """
         key, value = (self._project(name, x) for name, x in zip(self.parts, inputs, strict=True))
+        ids = {"token_ids": kwargs.pop("token_ids", None)}
         handed: tuple[Tensor, ...]
         if isinstance(slots, Slots):
             slots.append(key, value)
@@ -111,7 +113,7 @@ class Attention(nn.Module):
             handed = slots.handed
         else:
             handed = own = (key, value)
-            key, value = self.memory(query, (*slots, own))
+            key, value = self.memory(query, (*slots, own), **(ids if self.reads_ids else {}))
             if self.hands_on == "read":
                 handed = (key, value)
         if query.shape[2] == key.shape[2]:

@@ -176,6 +176,7 @@ class Decoder(PreTrainedDecoder):
         for j, layer in enumerate(layers):
             layer.is_source = ("slot", j) in last_reader
             layer.self_attn.lends = ("lent", j) in last_reader
+        self.reads_ids = any(layer.self_attn.reads_ids for layer in layers)
         # The lowest layer from which on none makes keys and values of the residual.
         self.last_token_from = 1 + max(
             (i for i, layer in enumerate(layers) if needs_residual(layer)), default=-1
@@ -224,6 +225,7 @@ class Decoder(PreTrainedDecoder):
             # Under the name that transformers' checkpointing of layers looks for.
             CACHE: cache,
             **({"shared": shared} if shared else {}),
+            **({"token_ids": input_ids} if self.reads_ids else {}),
             **kwargs,
         }
         above = self.layers[self.last_token_from :]
@@ -242,6 +244,10 @@ class Decoder(PreTrainedDecoder):
         if (input_ids is None) == (inputs_embeds is None):
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"expected exactly one of input_ids and inputs_embeds, got {got}")
+        if self.reads_ids and input_ids is None:
+            raise ValueError(
+                "layers of this model read token ids: give input_ids in place of inputs_embeds"
+            )
         embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         longest = self.config.max_position_embeddings
         if embeds.shape[1] > longest and not torch.compiler.is_compiling():

@@ -54,6 +54,10 @@ def weights_of_part(weights: tuple[Tensor, ...], part: Part | None) -> tuple[Ten
 class Memory(nn.Module, ABC):
     """What attention reads of earlier layers, at one layer."""
 
+    # True: ``forward`` also takes ``token_ids`` [B, T], those of the query's tokens. A model with
+    # such a memory has no forward of embeddings alone.
+    reads_ids: ClassVar[bool] = False
+
     @abstractmethod
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Return the key and value to attend to, [B, G, T, E] each, before rope.

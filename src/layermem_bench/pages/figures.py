@@ -34,7 +34,7 @@ _STYLES = list(zip(_COLOURS, ((":", "-", "--", "-.") * 5)[:18], "Pos^DvPX*<>phdH
 _VARIANTS = (
     *("lime_half", "plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections"),
     *("denseformer", "attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention"),
-    *("mhc", "lime_hidden", "midpoint"),
+    *("mhc", "lime_hidden", "midpoint", "value_embeddings"),
 )
 Ends = tuple[float, float, float]
 """Lower end of an interval, middle, upper end."""
