@@ -18,6 +18,7 @@ CASES = {
     "lime+mudd": ("lime+mudd", {}),
     "lime_half": ("lime_half", {}),
     "fused_kv": ("fused_kv", {}),
+    "midpoint": ("midpoint", {}),
 }
 
 

@@ -16,6 +16,7 @@ is that of DeepSeek-V4.1-Flash, of which we had others' accounts. Deviations fro
 layers also attend to a window of their own states, and share compressed keys and values.
 """
 
+from collections.abc import Mapping
 from typing import Any, final
 
 from huggingface_hub.dataclasses import strict
@@ -81,6 +82,11 @@ class Midpoint(Variant[MidpointConfig]):
     """
 
     plain_fields = {"num_upper_layers": 0}
+
+    @classmethod
+    def plain_fields_beside(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        # With no upper layers a model would stay the plain decoder.
+        return {}
 
     @classmethod
     def connection(cls, config: MidpointConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:

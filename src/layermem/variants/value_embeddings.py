@@ -26,7 +26,7 @@ from transformers import initialization
 from layermem.models.configuration import DecoderConfig
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.registry import declare
-from layermem.models.seams import DependsOnInput, Memory, OwnLayerMemory, ParameterOverride, Variant
+from layermem.models.seams import Memory, OwnLayerMemory, ParameterOverride, Variant
 from layermem.ops.route import Slot
 
 
@@ -73,9 +73,6 @@ class ValueEmbeddingMemory(Memory):
             -1, (len(self.gate), -1)
         )
         return key, value + (gate[..., None] * of_tokens).transpose(1, 2).to(value.dtype)
-
-    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
-        raise DependsOnInput("value embeddings add values of each token")
 
 
 class ResizedTables(PreTrainedDecoder):
