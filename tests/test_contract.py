@@ -188,6 +188,8 @@ def test_one_seed_gives_one_set_of_shared_weights(case):
 def test_second_derivatives_are_those_of_the_formulas(case, ids):
     """Of a penalty on the gradient of the embeddings: torch.func differentiates the formulas."""
     model = causal_lm(case).double()
+    if model.model.reads_ids:
+        pytest.skip("embeddings alone are no input")
     model.config._attn_implementation = "eager"
     embeds = model.get_input_embeddings()(ids).detach()
 

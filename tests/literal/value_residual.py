@@ -13,11 +13,12 @@ CASES = {
     },
     "value_residual-learnable": {"form": "learnable"},
     "value_residual-dense": {"form": "dense", "first_weight": 0.3},
+    "value_residual-gated": {"form": "gated", "first_weight": 0.3},
     "value_residual-svformer": {"form": "svformer"},
 }
 PLAIN = [
     {"form": form, "first_weight": 0.0, "own_weight": 1.0}
-    for form in ("constant", "sparse", "dense")
+    for form in ("constant", "sparse", "dense", "gated")
 ]
 
 
@@ -25,8 +26,8 @@ def read(layer, query, slots):
     """Key and value of a layer of a pair, in every form but svformer."""
     key, value = slots[-1]
     mixed = torch.zeros_like(value)
-    for weight, (_, source) in zip(weights(layer), slots, strict=True):
-        for t in range(value.shape[2]):
+    for t in range(value.shape[2]):
+        for weight, (_, source) in zip(weights(layer, query[:, :, t]), slots, strict=True):
             mixed[:, :, t] += weight * source[:, :, t]
     return key, mixed
 
@@ -44,8 +45,8 @@ def logits(model, ids):
         else:
             values.append(split(normed @ attention.v_proj.weight.T, attention))
             mixed = torch.zeros_like(values[-1])
-            for weight, value in zip(weights(layer), values, strict=True):
-                for t in range(ids.shape[1]):
+            for t in range(ids.shape[1]):
+                for weight, value in zip(weights(layer, query[:, :, t]), values, strict=True):
                     mixed[:, :, t] += weight * value[:, :, t]
         x = x + parts.attend(model, layer, query, key, mixed)
         x = x + parts.mlp(layer, parts.norm(layer.post_attention_layernorm, x))
@@ -56,8 +57,11 @@ def split(x, attention):
     return x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
 
 
-def weights(layer):
-    """Return a weight for the values of every layer so far, the own ones last."""
+def weights(layer, query):
+    """Return a weight for the values of every layer so far, the own ones last, at one token.
+
+    ``query`` [B, H, E] is that of the token.
+    """
     config, n = layer.self_attn.config, layer.layer_idx
     if n == 0:
         return [1.0]
@@ -65,6 +69,11 @@ def weights(layer):
         return list(layer.self_attn.memory.weight)
     if config.form == "learnable":
         first, own = layer.self_attn.memory.weight
+    elif config.form == "gated":
+        gate = layer.self_attn.memory.gate
+        # One number a head, [B, G, 1].
+        moved = (query.flatten(1) @ gate.weight.T + gate.bias).sigmoid()[..., None] - 0.5
+        first, own = config.first_weight + moved, config.own_weight - moved
     elif config.form == "sparse" and n < config.num_hidden_layers - config.last_layers:
         first, own = 0.0, 1.0
     else:

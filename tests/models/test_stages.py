@@ -18,6 +18,7 @@ CASES = {
     "lime+mudd": ("lime+mudd", {}),
     "lime_half": ("lime_half", {}),
     "fused_kv": ("fused_kv", {}),
+    "midpoint": ("midpoint", {}),
 }
 
 
@@ -53,6 +54,8 @@ def test_stages_after_each_other_compute_what_the_model_does(entry, count):
         return make(entry.causal_lm, config).double()
 
     ids, labels, model, other = draw(0), draw(1), built(), built()
+    if model.model.reads_ids:
+        pytest.skip("stages do not hand on token ids")
     stages = [DecoderStage(other, layers) for layers in stage_layers(4, count)]
     sent = (ids,)
     for stage in stages:

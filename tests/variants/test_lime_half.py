@@ -156,6 +156,10 @@ def tokens_run(model, ids, **kwargs):
         ("lime_half", {"storage": [0, 5]}, 0),
         ("yoco", {"attn_implementation": "eager"}, 3),
         ("fused_kv", {"num_kv_shared_layers": 2}, 2),
+        ("midpoint", {}, 3),
+        ("midpoint", {"num_upper_layers": 4, "attn_implementation": "eager"}, 4),
+        ("lime_half+midpoint", {"storage": 2}, 4),
+        ("depth_attention+midpoint", {}, 0),
         ("lime_half+hyper_connections", {"storage": 2}, 0),
     ],
     ids=str,
@@ -172,7 +176,9 @@ def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cu
         torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "attention"), [("yoco", "sdpa"), ("lime_half", "eager")])
+@pytest.mark.parametrize(
+    ("name", "attention"), [("yoco", "sdpa"), ("lime_half", "eager"), ("midpoint", "eager")]
+)
 def test_a_prompt_in_a_static_cache_is_read_without_its_empty_places(name, attention, ids):
     """Without padding sdpa is given no mask, and one query alone would attend to empty places."""
     fields = {"storage": 3, **layermem.RECIPE} if name == "lime_half" else {}

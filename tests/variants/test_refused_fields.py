@@ -33,6 +33,7 @@ REFUSED = [
     ("depth_attention", {"gate": "token"}, "token"),
     ("fused_kv", {"num_kv_shared_layers": 3}, "got 3"),
     ("fused_kv", {"num_kv_shared_layers": -1}, "num_kv_shared_layers"),
+    ("midpoint", {"num_upper_layers": 4}, "at most 3"),
     ("yoco", {"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
     ("lime", {"router": "last"}, "router_window"),
     ("lime", {"router": "first", "router_window": 0}, "router_window"),

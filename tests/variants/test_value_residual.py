@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import TINY
+from tiny import TINY, make
 
 import layermem
 from layermem.models.registry import lookup
@@ -24,7 +24,13 @@ def test_without_a_value_projection_a_llama_is_refused(name, saved, tmp_path):
 
 @pytest.mark.parametrize(
     ("form", "as_the_llama"),
-    [("learnable", True), ("dense", True), ("identity", False), ("constant", False)],
+    [
+        ("learnable", True),
+        ("dense", True),
+        ("gated", True),
+        ("identity", False),
+        ("constant", False),
+    ],
 )
 @pytest.mark.parametrize("name", ["value_residual", "value_residual+denseformer"])
 def test_from_a_llama_only_learned_weights_start_without_effect(name, form, as_the_llama, ids):
@@ -69,3 +75,20 @@ def test_a_layer_without_value_projection_initialises_with_biases_too():
         model = entry.causal_lm(entry.config(**TINY, attention_bias=True, **form))
         states.append(model.state_dict()["model.layers.3.mlp.down_proj.weight"])
     assert torch.equal(*states)
+
+
+def test_a_gate_of_the_query_can_be_any_gate_of_the_input(ids):
+    """In the order of x-transformers: V_0.lerp(V_l, sigmoid(W x + b)), x the input of queries."""
+    model = make(ENTRY.causal_lm, ENTRY.config(**TINY, form="gated")).double()
+    attention, gate = model.model.layers[2].self_attn, torch.nn.Linear(32, 2).double()
+    calls = []
+    attention.memory.register_forward_hook(lambda _, inputs, out: calls.append((inputs, out)))
+    attention.register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0]))
+    weights = attention.memory.gate
+    with torch.no_grad():
+        weights.weight.copy_(-gate.weight @ attention.q_proj.weight.inverse())
+        weights.bias.copy_(-gate.bias)
+        model(ids)
+        x, ((_, ((_, first), (_, value))), (_, got)) = calls
+        own = gate(x).sigmoid().transpose(1, 2)[..., None]
+        torch.testing.assert_close(got, first.lerp(value, own), rtol=0, atol=1e-10)

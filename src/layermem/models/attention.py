@@ -46,6 +46,7 @@ class Attention(nn.Module):
             self.add_module(name, kind(width, kv_width, bias=bias))
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
+        self.reads_ids = self.memory.reads_ids
         self.hands_on = variant.hands_on(config)
         # Whether other layers attend to what it attends to.
         self.lends = False
@@ -68,8 +69,9 @@ class Attention(nn.Module):
         # Views [B, T, heads, E] -> [B, heads, T, E].
         by_head = (*inputs[0].shape[:-1], -1, self.head_dim)
         query = self.q_proj(inputs[0]).view(by_head).transpose(1, 2)
-        rope = position_embeddings
-        query, key, value, handed = self._read(query, inputs[1:], slots, rope, kwargs)
+        query, key, value, handed = self._read(
+            query, inputs[1:], slots, position_embeddings, kwargs
+        )
         # Under autocast rope gives float32.
         lent = (key.to(value.dtype), value) if self.lends else ()
 
@@ -103,6 +105,7 @@ class Attention(nn.Module):
         The cache is taken out of ``kwargs``.
         """
         key, value = (self._project(name, x) for name, x in zip(self.parts, inputs, strict=True))
+        ids = {"token_ids": kwargs.pop("token_ids", None)}
         handed: tuple[Tensor, ...]
         if isinstance(slots, Slots):
             slots.append(key, value)
@@ -110,10 +113,13 @@ class Attention(nn.Module):
             handed = slots.handed
         else:
             handed = own = (key, value)
-            key, value = self.memory(query, (*slots, own))
+            key, value = self.memory(query, (*slots, own), **(ids if self.reads_ids else {}))
             if self.hands_on == "read":
                 handed = (key, value)
-        query, key = rotate_both(query, key, *rope)
+        if query.shape[2] == key.shape[2]:
+            query, key = rotate_both(query, key, *rope)
+        else:
+            query, key = rotate(query, *_of_last(rope, query)), rotate(key, *rope)
         key, value = update_cache(kwargs.pop(CACHE, None), key, value, self.layer_idx, kwargs)
         return query, key, value, handed
 
@@ -144,5 +150,11 @@ class SharedAttention(Attention):
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         kwargs.pop(CACHE, None)
-        query = rotate(query, *rope)
+        query = rotate(query, *_of_last(rope, query))
         return query, *self.memory(query, slots), ()
+
+
+def _of_last(rope: tuple[Tensor, Tensor], query: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of the last tokens, those that a query [B, H, T, E] has."""
+    cos, sin = (x[:, -query.shape[2] :] for x in rope)
+    return cos, sin

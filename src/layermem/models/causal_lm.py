@@ -97,10 +97,10 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         )
 
     def _needs_last_token(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
-        """Return whether layers without entries in the cache may run on the last token alone."""
+        """Return whether the last layers may run on the last token alone."""
         last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1 and labels is None
         model: Any = self.model
-        return last_alone and model.without_cache_from < self.config.num_hidden_layers
+        return last_alone and model.last_token_from < self.config.num_hidden_layers
 
     def _without_loss_keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords that are not for the loss alone."""

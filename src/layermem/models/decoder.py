@@ -31,7 +31,7 @@ from layermem.models.inputs import CACHE, check_inputs, create_mask, may_be_pack
 from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding
 from layermem.models.memories import are_looked_at, begin_routes, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.prompt_cut import cut, may_cut
+from layermem.models.prompt_cut import cut, may_cut, needs_residual
 from layermem.models.seams import State, Variant
 from layermem.ops.route import Slot
 from layermem.ops.shared_buffer import Shared, Slots
@@ -176,8 +176,11 @@ class Decoder(PreTrainedDecoder):
         for j, layer in enumerate(layers):
             layer.is_source = ("slot", j) in last_reader
             layer.self_attn.lends = ("lent", j) in last_reader
-        # The lowest layer from which on none has an entry in the cache.
-        self.without_cache_from = 1 + max(i for i, layer in enumerate(layers) if not layer.lenders)
+        self.reads_ids = any(layer.self_attn.reads_ids for layer in layers)
+        # The lowest layer from which on none makes keys and values of the residual.
+        self.last_token_from = 1 + max(
+            (i for i, layer in enumerate(layers) if needs_residual(layer)), default=-1
+        )
 
     @takes_older_name
     @merge_with_config_defaults
@@ -197,8 +200,8 @@ class Decoder(PreTrainedDecoder):
 
         No cache is made in training, nor for packed documents, which a cache does not keep apart.
         ``last_token_only``: the caller needs the last token's hidden state alone. The last layers,
-        if they have no entries in the cache, may then run on that token, and the result be
-        [B, 1, D].
+        if none makes keys and values of the residual, may then run on that token, and the result
+        be [B, 1, D].
         """
         # As many as num_hidden_layers: assisted generation lowers it to leave out the last ones.
         layers = cast("list[DecoderLayer]", list(self.layers[: self.config.num_hidden_layers]))
@@ -222,13 +225,14 @@ class Decoder(PreTrainedDecoder):
             # Under the name that transformers' checkpointing of layers looks for.
             CACHE: cache,
             **({"shared": shared} if shared else {}),
+            **({"token_ids": input_ids} if self.reads_ids else {}),
             **kwargs,
         }
-        above = self.layers[self.without_cache_from :]
+        above = self.layers[self.last_token_from :]
         is_cut = last_token_only and cache is not None and may_cut(self, above, mask, cache, kwargs)
         for i, layer in enumerate(layers):
-            if is_cut and i == self.without_cache_from:
-                state, layer_kwargs = cut(state, layer_kwargs)
+            if is_cut and i == self.last_token_from:
+                state, layer_kwargs = cut(layer, state, layer_kwargs)
             state = run_layer(layer, state, handed, layer_kwargs)
             for name in self._to_free[i]:
                 handed.pop(name, None)
@@ -240,6 +244,10 @@ class Decoder(PreTrainedDecoder):
         if (input_ids is None) == (inputs_embeds is None):
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"expected exactly one of input_ids and inputs_embeds, got {got}")
+        if self.reads_ids and input_ids is None:
+            raise ValueError(
+                "layers of this model read token ids: give input_ids in place of inputs_embeds"
+            )
         embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         longest = self.config.max_position_embeddings
         if embeds.shape[1] > longest and not torch.compiler.is_compiling():

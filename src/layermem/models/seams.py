@@ -54,6 +54,10 @@ def weights_of_part(weights: tuple[Tensor, ...], part: Part | None) -> tuple[Ten
 class Memory(nn.Module, ABC):
     """What attention reads of earlier layers, at one layer."""
 
+    # True: ``forward`` also takes ``token_ids`` [B, T], those of the query's tokens. A model with
+    # such a memory has no forward of embeddings alone.
+    reads_ids: ClassVar[bool] = False
+
     @abstractmethod
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Return the key and value to attend to, [B, G, T, E] each, before rope.
@@ -166,6 +170,10 @@ class Connection(nn.Module):
 
     As it stands it is the plain decoder's: x + y, with other tensors of the state unchanged.
     """
+
+    # True: the inputs of keys and values are none of the residual, but of the other tensors of the
+    # state, so that of a prompt the residual of the last token is enough.
+    kv_aside: ClassVar[bool] = False
 
     def read(self, state: State, norm: Norm) -> tuple[Inputs, Any]:
         """Return the sub-layer's input, normed, and a carry: whatever ``write`` needs.

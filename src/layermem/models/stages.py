@@ -57,6 +57,10 @@ class DecoderStage(nn.Module):
                 "the embeddings and the head share a weight (tie_word_embeddings=True), which lies "
                 "in the first and in the last stage; build the model with tie_word_embeddings=False"
             )
+        if decoder.reads_ids:
+            raise ValueError(
+                "layers of this model read token ids, which stages do not hand on: train it whole"
+            )
         self.config = config
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_hidden_layers
         self.arriving = crossing(decoder.variant, config, layers.start)

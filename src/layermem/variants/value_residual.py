@@ -4,6 +4,7 @@ With V_0 the values of the first layer (the paper's V_1), keys and queries uncha
 
     V~_l = l1 V_0 + l2 V_l             identity, constant, learnable; sparse: in late layers
     V~_l = sum_{j <= l} w_lj V_j       dense
+    V~_l = l1 V_0 + l2 V_l + (sigmoid(A q_l + b) - 1/2) (V_0 - V_l)     gated
     V~_l = V_0                         svformer: later layers have no value projection
 
 The V_j are as projected, unmixed. The mixture is computed before the cache, which holds keys and
@@ -17,13 +18,19 @@ reordered on its own.
     sparse      the same, the last layers      first_weight, own_weight
     learnable   [l1, l2] of each layer         first_weight, own_weight
     dense       [w_l0, ..., w_ll]              first_weight on V_0, own_weight on V_l, 0 between
+    gated       A [G, H E], b [G], l1, l2      A and b 0; l1 first_weight, l2 own_weight, constants
     svformer    none                           -
 
 Source: arXiv 2410.17897; repository Zcchill/Value-Residual-Learning, commit 95652f6. Deviations:
 the paper picks the layers of the sparse form one by one, here they are the last ones, a quarter of
 all unless given; it prints no initial values of the dense form; learned weights have no decay.
 
-Letters: B batch, G key-value heads, T tokens, E head width.
+The gated form, at the default weights V_l + sigmoid(.) (V_0 - V_l), is x-transformers' learned mix,
+whose gate is a linear map W x of the input of queries. Here it is one of the query before rope,
+A W_q x: every W can be had where H E >= D and W_q has rank D. Their gates begin at random weights,
+ours at 1/2. The offset by l1 and l2 is ours: with 0 and 1 the form begins as the plain decoder.
+
+Letters: B batch, H query heads, G key-value heads, T tokens, E head width, D width.
 """
 
 import math
@@ -37,7 +44,15 @@ from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import declare
-from layermem.models.seams import Memory, OwnLayerMemory, ParameterOverride, Part, Variant
+from layermem.models.seams import (
+    DependsOnInput,
+    DepthWeights,
+    Memory,
+    OwnLayerMemory,
+    ParameterOverride,
+    Part,
+    Variant,
+)
 from layermem.ops.route import Slot
 from layermem_base.number_ranges import FINITE, at_least, number
 
@@ -54,10 +69,13 @@ class ValueResidualConfig(DecoderConfig):
         "last_layers",
     )
 
-    form: Literal["identity", "constant", "sparse", "learnable", "dense", "svformer"] = "identity"
+    form: Literal["identity", "constant", "sparse", "learnable", "dense", "gated", "svformer"] = (
+        "identity"
+    )
     """What attention reads: "identity" the mean of first and own values; "constant" their sum with
     the two weights below; "sparse" the same in the last layers alone; "learnable" the same with
-    learned weights; "dense" a learned sum of all values so far; "svformer" the first values."""
+    learned weights; "dense" a learned sum of all values so far; "gated" "constant" with weights
+    that a gate of each token and head moves by up to 1/2; "svformer" the first values."""
     first_weight: float = number(0.5, FINITE)
     """Weight of the first layer's values, initially where it is learned."""
     own_weight: float = number(0.5, FINITE)
@@ -72,7 +90,7 @@ class ValueResidualConfig(DecoderConfig):
             raise ValueError(
                 f'form="{self.form}" has fixed weights, got first_weight={weights[0]} and '
                 f'own_weight={weights[1]}; leave them 0.5 or choose form="constant", "sparse", '
-                '"learnable" or "dense"'
+                '"learnable", "dense" or "gated"'
             )
 
     def validate_last_layers(self) -> None:
@@ -92,13 +110,45 @@ class ValueResidualConfig(DecoderConfig):
 
 
 @final
+class ValueGate(DepthWeights):
+    """Weights of the first and the own values for each token and head, computed of its query."""
+
+    def __init__(self, config: ValueResidualConfig, layer_idx: int) -> None:
+        super().__init__()
+        heads, queries = config.num_key_value_heads, config.num_attention_heads * config.head_dim
+        self.sources = ("layer 0", f"layer {layer_idx}")
+        self.readers = tuple(f"head {head}" for head in range(heads))
+        self.initial = (config.first_weight, config.own_weight)
+        self.weight = nn.Parameter(torch.empty(heads, queries))
+        self.bias = nn.Parameter(torch.empty(heads))
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.zeros_(self.weight)
+        initialization.zeros_(self.bias)
+
+    def forward(self, query: Tensor) -> Tensor:
+        """Return [B, T, G, 2] from the query [B, H, T, E]."""
+        flat = query.transpose(1, 2).flatten(2)
+        gate = nn.functional.linear(flat, self.weight, self.bias).sigmoid() - 0.5
+        return torch.stack([self.initial[0] + gate, self.initial[1] - gate], dim=-1)
+
+
+@final
 class ValueMixture(Memory):
-    """Own keys, and values mixed with a weight for each source: a parameter if it is learned."""
+    """Own keys, and values mixed with a weight for each source: a parameter if it is learned, or
+    what a gate returns."""
 
     def __init__(
-        self, sources: tuple[int, ...], initial: Sequence[float], *, learned: bool
+        self,
+        sources: tuple[int, ...],
+        initial: Sequence[float],
+        *,
+        learned: bool,
+        gate: ValueGate | None,
     ) -> None:
         super().__init__()
+        self.gate = gate
         self.sources, self.initial = sources, tuple(initial)
         self.weight = nn.Parameter(torch.empty(len(sources))) if learned else None
 
@@ -110,12 +160,17 @@ class ValueMixture(Memory):
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         key, value = slots[-1]
         weights: tuple[Any, ...] = self.initial if self.weight is None else self.weight.unbind()
+        if self.gate is not None:
+            # [B, G, T, 1] of each source.
+            weights = self.gate(query).transpose(1, 2).unsqueeze(-2).unbind(-1)
         mixed = weights[-1] * value
         for weight, (_, earlier) in zip(weights[:-1], slots[:-1], strict=True):
             mixed = mixed + weight * earlier
         return key, mixed
 
     def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
+        if self.gate is not None:
+            raise DependsOnInput('form="gated" mixes values by the query of each token')
         return _by_part(
             self.sources, torch.tensor(self.initial) if self.weight is None else self.weight
         )
@@ -158,13 +213,16 @@ class ValueResidual(Variant[ValueResidualConfig]):
     """
 
     source = "2410.17897"
-    overrides = (ParameterOverride(module=ValueMixture, weight_decay=0.0),)
+    overrides = (
+        ParameterOverride(module=ValueMixture, weight_decay=0.0),
+        ParameterOverride(module=ValueGate, weight_decay=0.0),
+    )
     plain_fields = {"form": "learnable", "first_weight": 0.0, "own_weight": 1.0}
 
     @classmethod
     def plain_fields_beside(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         # Constant weights without effect would stay so: the model would be the plain decoder.
-        learned = given.get("form", "learnable") in ("learnable", "dense")
+        learned = given.get("form", "learnable") in ("learnable", "dense", "gated")
         return cls.plain_fields if learned else {}
 
     @classmethod
@@ -185,6 +243,7 @@ class ValueResidual(Variant[ValueResidualConfig]):
             (*sources, layer_idx),
             [config.first_weight, *between, config.own_weight],
             learned=config.form in ("learnable", "dense"),
+            gate=ValueGate(config, layer_idx) if config.form == "gated" else None,
         )
 
     @classmethod
@@ -194,9 +253,21 @@ class ValueResidual(Variant[ValueResidualConfig]):
     @classmethod
     def extra_parameters(cls, config: ValueResidualConfig) -> int:
         """Return the learned weights, minus the value projections that do not exist."""
-        layers = config.num_hidden_layers
-        learned = {"learnable": 2 * (layers - 1), "dense": sum(range(2, layers + 1))}
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads
+        learned = {
+            "learnable": 2 * (layers - 1),
+            "dense": sum(range(2, layers + 1)),
+            "gated": (layers - 1) * heads * (config.num_attention_heads * config.head_dim + 1),
+        }
         return learned.get(config.form, 0) - cls.absent_weights(config)
+
+    @classmethod
+    def extra_flops(cls, config: ValueResidualConfig) -> int:
+        """Return 2 for each weight of a gate, without biases, and for each absent projection -2."""
+        if config.form != "gated":
+            return super().extra_flops(config)
+        biases = (config.num_hidden_layers - 1) * config.num_key_value_heads
+        return 2 * (cls.extra_parameters(config) - biases)
 
     @classmethod
     def _first_reader(cls, config: ValueResidualConfig) -> int:
