@@ -117,8 +117,9 @@ class Command:
 
 
 def command_of(run: Run, folder: RunFolder, asked: Launching) -> Command:
-    """Write a run's config into its folder; return the command that trains it there."""
-    path = folder.path.resolve()
+    """Write a run's config into its folder; return the command that trains it there, with the
+    folder as it was given, since runs record it."""
+    path = folder.path
     write_atomically(path / _ASKED, yaml.safe_dump(to_dict(run), sort_keys=False))
     module = ["-m", "layermem", "train", "--config", str(path / _ASKED)]
     if (processes := asked.gpus or 1) > 1 and asked.launcher != "local":
@@ -128,7 +129,7 @@ def command_of(run: Run, folder: RunFolder, asked: Launching) -> Command:
             torchrun.append(f"--shutdown-timeout={_TO_SAVE}")
         module = [*torchrun, *module]
     arguments = (sys.executable, *module, "--out", str(path), "--resume")
-    return Command(arguments=arguments, folder=path, directory=Path.cwd())
+    return Command(arguments=arguments, folder=path.resolve(), directory=Path.cwd())
 
 
 class Executor(ABC):
