@@ -15,7 +15,7 @@ from typing import TypeVar
 
 LEVEL = 0.05
 """A difference with a p-value below is told from 0."""
-# Of more pairs, signs are not counted out: 2**16 ways take a second.
+# Of more pairs signs are not counted out: the ways double with each.
 _MOST_SIGNS = 16
 # Of values, relative: some units of a float64's last digit, as where they are means themselves.
 _ROUNDING = 1e-12

@@ -136,7 +136,7 @@ def test_a_plan_that_changes_after_runs_have_ended_tests_nothing(tmp_path, made_
         assert all(each is None for each in told) == bool(result.untested)
         return result.untested
 
-    both = "plain,lime,hyper_connections"
+    both, identity = "plain,lime,hyper_connections", "lime:router_init=identity"
     for name, first, then, is_tested in (
         ("again", {}, {}, True),
         ("more seeds", {}, {"seeds": range(5)}, False),
@@ -149,6 +149,7 @@ def test_a_plan_that_changes_after_runs_have_ended_tests_nothing(tmp_path, made_
         ("asked of more seeds", {"asks": LIME}, {"asks": LIME, "seeds": range(5)}, False),
         ("one arm more", {}, {"variants": both}, True),
         ("one arm less", {"variants": both}, {}, False),
+        ("another arm", {"variants": both}, {"variants": f"plain,lime,{identity}"}, True),
     ):
         assert not asked(out=name, **first)
         assert bool(asked(out=name, **then)) != is_tested, name

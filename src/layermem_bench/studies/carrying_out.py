@@ -107,8 +107,8 @@ def _planned(path: Path, study: Study, *, is_read: bool) -> Planned:
     changed = {
         "seeds": {*before.seeds} != {*now.seeds},
         "questions": {*before.questions} != {*now.questions},
-        # Those that join are tested beside the others.
-        "arms": bool({*before.arms} - {*now.arms}),
+        # With others, which nobody has read, it is another comparison.
+        "arms": {*now.arms} < {*before.arms},
     }
     if is_read and any(changed.values()):
         what = " and ".join(name for name, is_other in changed.items() if is_other)
