@@ -5,12 +5,7 @@ import torch
 from literal import parts
 
 CASES = {
-    "value_residual-sparse": {
-        "form": "sparse",
-        "last_layers": 2,
-        "first_weight": 0.7,
-        "own_weight": 0.2,
-    },
+    "value_residual-last_layers": {"last_layers": 2, "first_weight": 0.7, "own_weight": 0.2},
     "value_residual-learnable": {"form": "learnable"},
     "value_residual-dense": {"form": "dense", "first_weight": 0.3},
     "value_residual-gated": {"form": "gated", "first_weight": 0.3},
@@ -18,7 +13,7 @@ CASES = {
 }
 PLAIN = [
     {"form": form, "first_weight": 0.0, "own_weight": 1.0}
-    for form in ("constant", "sparse", "dense", "gated")
+    for form in ("constant", "dense", "gated")
 ]
 
 
@@ -63,8 +58,8 @@ def weights(layer, query):
     ``query`` [B, H, E] is that of the token.
     """
     config, n = layer.self_attn.config, layer.layer_idx
-    if n == 0:
-        return [1.0]
+    if n == 0 or n < config.num_hidden_layers - (config.last_layers or n):
+        return [*[0.0] * n, 1.0]
     if config.form == "dense":
         return list(layer.self_attn.memory.weight)
     if config.form == "learnable":
@@ -74,8 +69,6 @@ def weights(layer, query):
         # One number a head, [B, G, 1].
         moved = (query.flatten(1) @ gate.weight.T + gate.bias).sigmoid()[..., None] - 0.5
         first, own = config.first_weight + moved, config.own_weight - moved
-    elif config.form == "sparse" and n < config.num_hidden_layers - config.last_layers:
-        first, own = 0.0, 1.0
     else:
         first, own = config.first_weight, config.own_weight
     return [first, *[0.0] * (n - 1), own]

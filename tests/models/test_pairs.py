@@ -41,7 +41,7 @@ def test_a_pair_is_no_variant_of_its_own():
 def test_fields_and_their_checks_are_those_of_both():
     model = layermem.build(PAIR, **TINY, router_init="identity", streams=2)
     assert (model.config.router_init, model.config.streams) == ("identity", 2)
-    assert {"router", "streams"} <= set(model.config.shape_fields)
+    assert {"router", "streams"} <= set(model.config.shape_fields())
     for fields in ({"router_window": 2}, {"streams": 0}):
         with pytest.raises(StrictDataclassError):
             layermem.build(PAIR, **TINY, **fields)

@@ -59,12 +59,8 @@ REFUSED = [
     ("mudd", {"mixing_ways": ["value"], "mixing_layers": 1}, "residual"),
     ("mudd", {"mixing_ways": ["keys"]}, "keys"),
     ("value_residual", {"form": "mean"}, "mean"),
-    ("value_residual", {"first_weight": 0.3}, "first_weight"),
-    ("value_residual", {"form": "svformer", "own_weight": 1.0}, "own_weight"),
     ("value_residual", {"form": "constant", "first_weight": math.nan}, "first_weight"),
-    ("value_residual", {"last_layers": 2}, "last_layers|sparse"),
-    ("value_residual", {"form": "sparse", "last_layers": 0}, "last_layers"),
-    ("value_residual", {"form": "sparse", "last_layers": 4}, "got 4"),
+    ("value_residual", {"last_layers": 0}, "last_layers"),
 ]
 
 

@@ -24,13 +24,7 @@ def test_without_a_value_projection_a_llama_is_refused(name, saved, tmp_path):
 
 @pytest.mark.parametrize(
     ("form", "as_the_llama"),
-    [
-        ("learnable", True),
-        ("dense", True),
-        ("gated", True),
-        ("identity", False),
-        ("constant", False),
-    ],
+    [("learnable", True), ("dense", True), ("gated", True), ("constant", False)],
 )
 @pytest.mark.parametrize("name", ["value_residual", "value_residual+denseformer"])
 def test_from_a_llama_only_learned_weights_start_without_effect(name, form, as_the_llama, ids):
@@ -40,11 +34,11 @@ def test_from_a_llama_only_learned_weights_start_without_effect(name, form, as_t
     with torch.no_grad():
         same = torch.allclose(model(ids).logits, llama(ids).logits, atol=1e-5)
     assert same == as_the_llama
-    given = ENTRY.causal_lm.from_llama(llama, form="sparse", first_weight=0.25)
+    given = ENTRY.causal_lm.from_llama(llama, form="constant", first_weight=0.25)
     assert (given.config.first_weight, given.config.own_weight) == (0.25, 0.5)
 
 
-@pytest.mark.parametrize("form", ["identity", "svformer"])
+@pytest.mark.parametrize("form", ["constant", "svformer"])
 def test_the_cache_holds_own_keys_and_mixed_values(form, ids):
     torch.manual_seed(0)
     model = layermem.build("value_residual", **TINY, form=form).eval()

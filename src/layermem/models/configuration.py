@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from copy import copy
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,6 +35,10 @@ LOCAL_HEADS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_SHAPE_FIELDS = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_size", "intermediate_size", "tie_word_embeddings", "hidden_act", "rms_norm_eps"),
+)
 PREFIX = "layermem_"
 """What the model types of our configs begin with."""
 LINEAGE = "layermem_lineage"
@@ -63,20 +68,6 @@ class DecoderConfig(PreTrainedConfig):
     """The fields that the configs of all variants have."""
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
-    # Fields without which the weights cannot be interpreted, even where their shapes agree: two
-    # heads of width 8 and one of width 16 have weights of one shape. A checkpoint is not loaded
-    # with another value of one of them.
-    shape_fields: ClassVar[tuple[str, ...]] = (
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_size",
-        "intermediate_size",
-        "tie_word_embeddings",
-        "hidden_act",
-        "rms_norm_eps",
-    )
     # The tensor-parallel plan. It gathers heads before the seams, which therefore see all heads and
     # whole widths in every variant and for every number of processes. A variant whose memory treats
     # each head alone may override it to shard attention too, as the plain decoder does.
@@ -139,6 +130,18 @@ class DecoderConfig(PreTrainedConfig):
     """Dropout on attention weights during training."""
     mlp_bias: bool = False
     """Whether the mlp's projections have biases."""
+
+    @classmethod
+    def shape_fields(cls) -> list[str]:
+        """Return the fields without which weights cannot be interpreted, even where shapes agree:
+        two heads of width 8 and one of 16 have weights of one shape. A checkpoint is not loaded
+        with another value of one.
+
+        Of a variant's own these are all but those named ``..._init``, for initial values alone.
+        """
+        of_all = {field.name for field in fields(DecoderConfig)}
+        own = (field.name for field in fields(cls) if field.name not in of_all)
+        return [*_SHAPE_FIELDS, *(name for name in own if not name.endswith("_init"))]
 
     @property
     def kv_sharing_modes(self) -> list[str | None] | None:

@@ -74,7 +74,6 @@ def _join_configs(memory: type[DecoderConfig], stream: type[DecoderConfig]) -> t
     body = {
         "__module__": __name__,
         "__doc__": f"The fields of {memory.__name__} and {stream.__name__}.",
-        "shape_fields": tuple(dict.fromkeys((*memory.shape_fields, *stream.shape_fields))),
         # Whether attention may be sharded is for the memory to say.
         "base_model_tp_plan": memory.base_model_tp_plan,
     }

@@ -205,7 +205,7 @@ def config_from_llama(
         )
     dropped = FILE_FIELDS + (("id2label", "label2id") if "num_labels" in given else ())
     values = {name: value for name, value in llama.to_dict().items() if name not in dropped}
-    _check_fields("the LLaMA", llama, given, DecoderConfig.shape_fields)
+    _check_fields("the LLaMA", llama, given, DecoderConfig.shape_fields())
     # Before the plain fields, with which a variant that shares keys and values would share none.
     config = cls.config_class(**{**values, **given})
     layers = range(config.num_hidden_layers)
@@ -306,7 +306,7 @@ def _check_given(
     cls: type[PreTrainedDecoder], source: Any, saved: Mapping[str, Any], kwargs: dict[str, Any]
 ) -> None:
     """Raise if the caller's config or fields contradict those of the checkpoint."""
-    config, names = kwargs.get("config"), cls.config_class.shape_fields
+    config, names = kwargs.get("config"), cls.config_class.shape_fields()
     if isinstance(config, (str, os.PathLike)):
         location = location_arguments(kwargs)
         config = kwargs["config"] = cls.config_class.from_pretrained(config, **location)

@@ -363,3 +363,9 @@ def forked_generator(salt: str) -> torch.Generator:
     probe.set_state(torch.get_rng_state())
     seed = int(torch.randint(2**62, (1,), generator=probe, device="cpu"))
     return torch.Generator().manual_seed(seed ^ zlib.crc32(salt.encode()))
+
+
+def draw(parameter: Tensor, std: float, salt: str) -> Tensor:
+    """Return normal numbers for a parameter, of ``forked_generator``, on the CPU in float32."""
+    numbers = torch.empty(parameter.shape, device="cpu", dtype=torch.float32)
+    return numbers.normal_(std=std, generator=forked_generator(salt))

@@ -51,7 +51,7 @@ from layermem.models.seams import (
     Stream,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.ops.depth import append, mix, score
 from layermem_base.number_ranges import FINITE, at_least, number
@@ -62,8 +62,6 @@ _SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")
 @strict
 class AttentionResidualsConfig(DecoderConfig):
     """The fields of a LLaMA, and what is mixed at each place."""
-
-    shape_fields = (*DecoderConfig.shape_fields, "residual_form", "block_size", "scale_by_sources")
 
     residual_form: Literal["full", "block", "delta"] = "full"
     """Sources: "full" all outputs; "block" sums of blocks; "delta" all outputs, added to the plain
@@ -149,12 +147,11 @@ class SourceAttention(DepthWeights):
         return self.factor * (scores * inverse[:, :, None]).softmax(-1)
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
-        query = torch.zeros(self.query.shape, device="cpu")
-        if self.salt is not None:
-            query.normal_(std=0.02, generator=forked_generator(self.salt))
-        initialization.copy_(self.query, query)
         initialization.ones_(self.gain)
+        if self.salt is None:
+            initialization.zeros_(self.query)
+        else:
+            initialization.copy_(self.query, draw(self.query, 0.02, self.salt))
 
 
 @final
@@ -167,7 +164,6 @@ class Gate(nn.Module):
         self.weight = nn.Parameter(torch.empty(1))
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         initialization.constant_(self.weight, self.initial)
 
     def forward(self, mixture: Tensor) -> Tensor:

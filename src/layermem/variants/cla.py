@@ -27,8 +27,6 @@ from layermem_base.number_ranges import at_least, number
 class ClaConfig(DecoderConfig):
     """The fields of a LLaMA, and which layers share keys and values."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "sharing", "kv_source_layers")
-
     sharing: int = number(2, at_least(1))
     """Number of adjacent layers that share keys and values; 1: none do. The last group may be
     smaller."""

@@ -46,7 +46,7 @@ from layermem.models.seams import (
     Stream,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.ops.depth import append, mix, score, stack
 from layermem_base.number_ranges import at_least, number
@@ -55,8 +55,6 @@ from layermem_base.number_ranges import at_least, number
 @strict
 class DcaConfig(DecoderConfig):
     """The fields of a LLaMA, and the sources of the sums."""
-
-    shape_fields = (*DecoderConfig.shape_fields, "recent", "gated")
 
     recent: int | None = number(None, at_least(1))
     """Number k of the last outputs that are sources of their own, the middle ones being one sum;
@@ -108,11 +106,9 @@ class TokenWeights(DepthWeights):
         return dynamic + channel_mean
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
-        vectors = torch.empty(self.vectors.shape, device="cpu")
-        generator = forked_generator(f"dca {len(self.sources)} {self.sources[-1]}")
-        std = 1e-2 * vectors.shape[1] ** -0.5
-        initialization.copy_(self.vectors, vectors.normal_(std=std, generator=generator))
+        std = 1e-2 * self.vectors.shape[1] ** -0.5
+        salt = f"dca {len(self.sources)} {self.sources[-1]}"
+        initialization.copy_(self.vectors, draw(self.vectors, std, salt))
         if self.gate is not None:
             initialization.zeros_(self.gate)
 
@@ -126,7 +122,6 @@ class ChannelWeights(nn.Module):
         self.weight = nn.Parameter(torch.empty(ways, count, width))
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         initialization.ones_(self.weight)
 
     def forward(self) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,6 @@ from layermem_base.number_ranges import at_least, number
 class DenseformerConfig(DecoderConfig):
     """The fields of a LLaMA, and which layers' outputs are mixed where."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "dilation", "period")
-
     dilation: int = number(1, at_least(1))
     """Distance between the sources of a sum; 1: all earlier layers are sources."""
     period: int = number(1, at_least(1))

@@ -56,8 +56,6 @@ from layermem_base.number_ranges import at_least, number
 class DepthAttentionConfig(DecoderConfig):
     """The fields of a LLaMA, and which values are chosen from."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "stride", "window", "values", "gate")
-
     stride: int = number(1, at_least(1))
     """Layers read beside the own: those whose index is a multiple of it; 1: all earlier ones."""
     window: int | None = number(None, at_least(2))
@@ -103,7 +101,6 @@ class DepthAttentionMemory(Memory):
         self.gate = nn.Parameter(torch.empty(gates)) if gates else None
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         if self.gate is not None:
             initialization.zeros_(self.gate)
 

@@ -42,7 +42,6 @@ from layermem.variants.yoco import YocoConfig
 class FusedKVConfig(YocoConfig):
     """The fields of a LLaMA, how many layers have a mixture, and of what kind."""
 
-    shape_fields = (*YocoConfig.shape_fields, "fusion")
     # Two layers are mixed.
     fewest_storing = 2
 

@@ -34,7 +34,7 @@ from layermem.models.seams import (
     Stream,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.models.streams import CopiesStream
 from layermem_base.number_ranges import at_least, number
@@ -43,8 +43,6 @@ from layermem_base.number_ranges import at_least, number
 @strict
 class GatedResidualConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the streams."""
-
-    shape_fields = (*DecoderConfig.shape_fields, "streams", "gate_rank")
 
     streams: int = number(4, at_least(2))
     """Number n of residual streams."""
@@ -74,13 +72,10 @@ class Gates(nn.Module):
         return gated.view_as(normed).mean(-2), 2 * (linear(streams, self.write) / n).sigmoid()
 
     def reset_parameters(self) -> None:
-        """Initialise as above."""
         gains, n = torch.full((self.streams, 1), 2.0, device="cpu"), self.streams
         gains[self.connection % n], gains[(self.connection + 1) % n] = 3, 1
         initialization.copy_(self.gain, gains.expand(-1, len(self.gain) // n).flatten())
-        generator = forked_generator(f"gated_residual {self.connection}")
-        initial = torch.empty(self.down.shape, device="cpu").normal_(0, 0.02, generator=generator)
-        initialization.copy_(self.down, initial)
+        initialization.copy_(self.down, draw(self.down, 0.02, f"gated_residual {self.connection}"))
         initialization.zeros_(self.up)
         initialization.zeros_(self.write)
 

@@ -56,8 +56,6 @@ from layermem_base.number_ranges import at_least, number
 class HyperConnectionsConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the streams."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "streams", "coefficients")
-
     streams: int = number(4, at_least(1))
     """Number n of residual streams."""
     coefficients: Literal["dynamic", "static"] = "dynamic"

@@ -29,7 +29,7 @@ from layermem.models.seams import (
     State,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.ops.norm import rms_norm
 from layermem_base.number_ranges import at_least, number
@@ -38,8 +38,6 @@ from layermem_base.number_ranges import at_least, number
 @strict
 class LaurelConfig(DecoderConfig):
     """The fields of a LLaMA, and the form and rank of the products."""
-
-    shape_fields = (*DecoderConfig.shape_fields, "laurel_form", "laurel_rank")
 
     laurel_form: Literal["low_rank", "gemma3n"] = "low_rank"
     """Form of the equations: "low_rank" the paper's, "gemma3n" that of Gemma 3n."""
@@ -64,12 +62,9 @@ class LowRank(nn.Module):
         return product if self.gain is None else rms_norm(product, self.gain, self.eps)
 
     def reset_parameters(self) -> None:
-        """Initialise as above."""
-        generator = forked_generator(f"laurel {self.connection}")
-        for matrix in (self.left, self.right):
-            initial = torch.empty(matrix.shape, device="cpu")
-            initial.normal_(std=matrix.shape[1] ** -0.5, generator=generator)
-            initialization.copy_(matrix, initial)
+        for name, matrix in (("left", self.left), ("right", self.right)):
+            salt = f"laurel {self.connection} {name}"
+            initialization.copy_(matrix, draw(matrix, matrix.shape[1] ** -0.5, salt))
         if self.gain is None:
             initialization.zeros_(self.right)
         else:

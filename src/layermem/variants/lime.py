@@ -39,10 +39,6 @@ RECIPE: Mapping[str, Any] = MappingProxyType(
 class LimeConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the routers."""
 
-    shape_fields = (
-        *DecoderConfig.shape_fields,
-        *("router", "router_window", "router_sources", "router_shares_kv", "router_grain"),
-    )
     local_heads_tp_plan = ROUTED_HEADS
 
     router: Literal["full", "average", "last", "first"] = "full"

@@ -25,8 +25,6 @@ from layermem.variants.lime import Lime, LimeConfig
 class LimeHalfConfig(LimeConfig):
     """The fields of LIMe, and which layers have keys and values of their own."""
 
-    shape_fields = (*LimeConfig.shape_fields, "storage")
-
     storage: Literal["half"] | int | list[int] = "half"
     """The layers with keys and values of their own, and entries in the cache: "half" the first and
     every second one after it; a number of lowest ones; or a list that begins with 0."""

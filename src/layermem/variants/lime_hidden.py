@@ -17,8 +17,9 @@ Queries are projected from N_l. Layer 0 has one source and nothing to weigh.
 
 Source: the first version of arXiv 2502.09245. Deviations: it says "norm" without saying whose; here
 each state has the norm of the layer whose input it is, so that it is normed and kept once for all
-readers; with grouped queries, h counts key-value heads; it does not give R's initial values. A
-softmax is never one-hot, so only the gate makes a new model the plain decoder.
+readers; with grouped queries, h counts key-value heads; it does not give R's initial values; its
+pruning of layers is left out. A softmax is never one-hot, so only the gate makes a new model the
+plain decoder.
 
 Mixing states for every head costs 2 G (l + 1) D FLOPs a token. Projecting every state by the
 layer's weights and mixing the results would cost E times as many, for the projections. The
@@ -28,7 +29,7 @@ mixtures, G D numbers a token and layer, are saved for the backward: 128 MiB at 
 Letters: B batch, G key-value heads, T tokens, E head width, D width, S sources.
 """
 
-from typing import Any, Literal, cast, final
+from typing import Literal, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -36,7 +37,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -47,7 +47,7 @@ from layermem.models.seams import (
     State,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.ops.depth import append, mix
 
@@ -55,8 +55,6 @@ from layermem.ops.depth import append, mix
 @strict
 class LimeHiddenConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the mixtures."""
-
-    shape_fields = (*DecoderConfig.shape_fields, "form", "gate")
 
     form: Literal["static", "dynamic"] = "static"
     """Weights over depth: "static" constant, "dynamic" computed from each token's state."""
@@ -82,13 +80,8 @@ class HeadWeights(DepthWeights):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as in the table above, without changing torch's random state."""
-        weight = self.logits if self.is_static else self.projection
-        generator = forked_generator(f"hidden states {len(self.sources)}")
-        # On the CPU in float32, so that a seed gives the same weights on every device.
-        initial = torch.empty(weight.shape, device="cpu", dtype=torch.float32)
-        initial.normal_(std=0.1 if self.is_static else self.deviation, generator=generator)
-        initialization.copy_(weight, initial)
+        weight, std = (self.logits, 0.1) if self.is_static else (self.projection, self.deviation)
+        initialization.copy_(weight, draw(weight, std, f"hidden states {len(self.sources)}"))
         if self.gate is not None:
             initialization.zeros_(self.gate)
 
@@ -125,34 +118,6 @@ class HeadMixtures(Connection):
             return normed, (x, *history)
         mixtures, history = mix(history, self.weights(normed), normed.dtype)
         return (normed, mixtures, mixtures), (x, *history)
-
-
-class TopPMethods(PreTrainedDecoder):
-    """Pruning of static weights over depth."""
-
-    @torch.no_grad()
-    def prune_top_p(self, p: float) -> list[int]:
-        """Keep, for each head, the fewest and largest layers whose weights sum to ``p`` or more.
-
-        The weights kept are renormalised, in place; the others become and stay 0. Returns the
-        number of weights that each layer with a mixture has left.
-        """
-        if self.config.form != "static":
-            raise ValueError(
-                f'prune_top_p needs constant weights, form="static", got "{self.config.form}"'
-            )
-        if not 0 < p <= 1:
-            raise ValueError(f"p must be in (0, 1], got {p}")
-        counts = []
-        places = [layer.attn_connection for layer in cast("Any", self.base_model).layers]
-        for place in (place for place in places if place.weights is not None):
-            logits = place.weights.logits
-            weights, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
-            # A layer is needed as long as the sum of those before it is below p.
-            dropped = weights.cumsum(-1) - weights >= p
-            logits.masked_fill_(dropped.gather(-1, order.argsort(-1)), -torch.inf)
-            counts.append(int((~dropped).sum()))
-        return counts
 
 
 @final
@@ -214,4 +179,4 @@ class LimeHidden(Variant[LimeHiddenConfig]):
         return layer_idx > 0 and bool(config.variant_class.projects(config, layer_idx))
 
 
-declare("lime_hidden", LimeHiddenConfig, LimeHidden, base=TopPMethods)
+declare("lime_hidden", LimeHiddenConfig, LimeHidden)

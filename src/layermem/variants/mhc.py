@@ -59,7 +59,7 @@ from layermem.models.seams import (
     Stream,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.models.streams import (
     CopiesStream,
@@ -74,8 +74,6 @@ from layermem_base.number_ranges import at_least, number
 @strict
 class MhcConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the streams."""
-
-    shape_fields = (*DecoderConfig.shape_fields, "streams", "rounds", "res")
 
     streams: int = number(4, at_least(2))
     """Number n of residual streams."""
@@ -106,10 +104,8 @@ class MhcProjection(NormedProjection):
         self.connection, self.streams = connection, n
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above, without changing torch's random state."""
-        initial = torch.empty(self.weight.shape, device="cpu", dtype=torch.float32)
-        generator = forked_generator(f"mhc {self.connection}")
-        initial.normal_(0, 0.02, generator=generator)[: 2 * self.streams].zero_()
+        initial = draw(self.weight, 0.02, f"mhc {self.connection}")
+        initial[: 2 * self.streams] = 0
         initialization.copy_(self.weight, initial)
 
 
@@ -125,7 +121,6 @@ class MhcWeights(StreamWeights):
         self.bias = nn.Parameter(torch.empty(count_outputs(config, connection)))
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         initialization.constant_(self.scale, 0.01)
         bias = torch.zeros(self.bias.shape, device="cpu", dtype=torch.float32)
         if self.mixes:

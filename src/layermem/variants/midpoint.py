@@ -31,8 +31,6 @@ from layermem_base.number_ranges import at_least, number
 class MidpointConfig(DecoderConfig):
     """The fields of a LLaMA, and how many layers read the state at mid depth."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "num_upper_layers")
-
     num_upper_layers: int | None = number(None, at_least(0))
     """Number of last layers whose keys and values are of the input of the lowest of them; None:
     half of all; 0: none, and 1 computes the same."""

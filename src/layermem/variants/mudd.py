@@ -57,7 +57,7 @@ from layermem.models.seams import (
     Stream,
     SubLayer,
     Variant,
-    forked_generator,
+    draw,
 )
 from layermem.ops.depth import append, count, mix, stack
 from layermem.ops.gradients import is_traced
@@ -72,11 +72,6 @@ _FEW = 16384
 @strict
 class MuddConfig(DecoderConfig):
     """The fields of a LLaMA, the form of the mixtures, and where they are."""
-
-    shape_fields = (
-        *DecoderConfig.shape_fields,
-        *("pre_post_norm", "mixing_layers", "mixing_ways", "mixing_sources"),
-    )
 
     pre_post_norm: bool = False
     """Whether sources are normed before they are mixed and mixtures after, and then added to the
@@ -130,12 +125,8 @@ class MuddWeights(DepthWeights):
         return linear(hidden, self.outer).view(shape) + self.static
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
-        inner = torch.empty(self.inner.shape, device="cpu")
-        generator = forked_generator(f"mudd {self.depth + 1}")
-        initialization.copy_(
-            self.inner, inner.normal_(std=inner.shape[1] ** -0.5, generator=generator)
-        )
+        std = self.inner.shape[1] ** -0.5
+        initialization.copy_(self.inner, draw(self.inner, std, f"mudd {self.depth + 1}"))
         initialization.zeros_(self.outer)
         static = torch.zeros(self.static.shape, device="cpu")
         static[:, -1] = float(self.starts_at_newest)
@@ -147,7 +138,6 @@ class SourceNorm(RMSNorm):
     """norm_j."""
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         initialization.ones_(self.weight)
 
 
@@ -156,7 +146,6 @@ class MixtureNorm(RMSNorm):
     """norm_c."""
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         initialization.constant_(self.weight, 1e-3)
 
 
@@ -207,7 +196,6 @@ class Gains(nn.Module):
             self.register_parameter(part, nn.Parameter(torch.empty(width)))
 
     def reset_parameters(self) -> None:
-        """Initialise as in the table above."""
         for gain in self.parameters():
             initialization.ones_(gain)
 

@@ -34,8 +34,6 @@ from layermem.ops.route import Slot
 class ValueEmbeddingsConfig(DecoderConfig):
     """The fields of a LLaMA, and which layers have a table."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "value_layers")
-
     value_layers: Literal["alternate", "ends"] = "alternate"
     """Layers with a table: "alternate" every second one, the last among them, as in nanochat;
     "ends" the first and the last, as in NeoMME."""
@@ -59,7 +57,6 @@ class ValueEmbeddingMemory(Memory):
         self.gate = nn.Parameter(torch.empty(heads, config.num_attention_heads * width))
 
     def reset_parameters(self) -> None:
-        """Initialise as above."""
         initialization.zeros_(self.table)
         initialization.zeros_(self.gate)
 

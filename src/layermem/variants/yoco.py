@@ -26,7 +26,6 @@ from layermem_base.number_ranges import at_least, number
 class YocoConfig(DecoderConfig):
     """The fields of a LLaMA, and how many layers share keys and values."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "num_kv_shared_layers")
     # How many layers must have keys and values of their own.
     fewest_storing: ClassVar[int] = 1
 
