@@ -36,8 +36,6 @@ from layermem.ops.route import Slot
 class RouterIdeasConfig(DecoderConfig):
     """The fields of a LLaMA, and which idea it is."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "idea")
-
     idea: Literal["by_token", "normed", "none"] = "by_token"
     """"by_token" adds a term to weights that depends on the token; "normed" divides slots by their
     root mean square; "none" is the recipe itself, as a check."""

@@ -42,7 +42,7 @@ def start(tmp_path):
 def test_there_are_scripts_a_notebook_and_a_plugin():
     """The notebook is run in tests/real, on the model that it is about."""
     names = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix)
-    assert names == sorted([*TINY, "smollm2_notebook.py", "router_ideas.py"])
+    assert names == sorted([*TINY, "smollm2_notebook.py", "router_ideas.py", "llama2c.py"])
 
 
 IDEAS = """

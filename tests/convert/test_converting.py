@@ -160,7 +160,7 @@ def test_what_is_no_checkpoint_is_refused(llama, tmp_path):
     save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
     for source, error, named in (
         *((tmp_path / "absent", OSError, "absent"), (empty, OSError, "config.json")),
-        *((lime, ValueError, "layermem_lime"), (path, ValueError, "model.safetensors")),
+        *((lime, ValueError, "layermem_lime"), (path, OSError, "model.safetensors")),
         (tmp_path / "attached", ValueError, "layermem_attached"),
         (damaged, ValueError, r"layers\.1\.self_attn\.k_proj"),
     ):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from stories import FOLDER, needs_stories
+from stories import STORIES, needs_stories, stories
 from tiny import SLOW, TINY
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
@@ -17,7 +17,6 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from layermem.convert.converting import convert
 from layermem.generation.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
 from layermem.generation.generation import TextGenerator, batches
 from layermem.generation.prompts import (
@@ -186,8 +185,8 @@ def test_a_stop_text_that_begins_with_a_space_ends_at_the_first_token():
 
 @needs_stories
 def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path):
-    convert(str(FOLDER), tmp_path / "hf")
-    expected = json.loads((FOLDER / "reference_greedy.json").read_text())
+    stories(tmp_path / "hf")
+    expected = json.loads(STORIES.with_name("reference_greedy.json").read_text())
     count = len(expected["greedy_ids_from_bos"]) - 1
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     start = "Once upon a time, there was a little girl named Lily."

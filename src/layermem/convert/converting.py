@@ -3,7 +3,6 @@
 a folder of transformers' LLaMA, or its hub name     a model of a variant
 a folder of our plain decoder                        a model of a variant, or a LLaMA
 a folder of LIMe's released code                     LIMe
-a file of llama2.c and its tokenizer                 transformers' LLaMA, or a variant
 """
 
 import logging
@@ -14,7 +13,6 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from layermem.convert.llama2c import find_llama2c, load_llama2c, load_tokenizer
 from layermem.convert.released_lime import find_released_lime, load_released_lime
 from layermem.models.pretrained import FILE_FIELDS
 from layermem.models.registry import lookup
@@ -46,9 +44,9 @@ def convert(
 ) -> Converted:
     """Load a checkpoint of any of the layouts above and save it in the new folder ``target``.
 
-    ``variant``: the model to make of a LLaMA, which starts with the LLaMA's logits; None: "lime",
-    and of llama2.c's transformers' own LLaMA. "llama": transformers' LLaMA, of our plain decoder
-    too. ``fields`` are further fields of a variant's config.
+    ``variant``: the model to make of a LLaMA, which starts with the LLaMA's logits; None: "lime".
+    "llama": transformers' LLaMA, of our plain decoder. ``fields`` are further fields of a
+    variant's config.
     ``tokenizer``: where to read the tokenizer; None: where the checkpoint is.
     """
     path, fields = Path(source).expanduser(), dict(fields or {})
@@ -56,16 +54,8 @@ def convert(
         raise ValueError(f"{', '.join(fields)} are fields of a variant, got {variant!r}: name one")
     # Created first, so that a folder that cannot be is said before a model is loaded.
     with new_folder(target) as folder:
-        file = find_llama2c(path)
-        if file is None:
-            model = _load_folder(path, source, variant, fields)
-            words = _load_tokenizer(path, source, tokenizer, model.config)
-        else:
-            logger.info("found a checkpoint of llama2.c: %s", file)
-            model = load_llama2c(file)
-            if variant not in (None, LLAMA):
-                model = lookup(variant).causal_lm.from_llama(model, **fields)
-            words = load_tokenizer(file, tokenizer, model.config)
+        model = _load_folder(path, source, variant, fields)
+        words = _load_tokenizer(path, source, tokenizer, model.config)
         weights = model.state_dict()
         if damaged := [name for name in weights if not weights[name].isfinite().all()]:
             raise ValueError(f"{source} is damaged: {damaged[0]} holds numbers that are not finite")

@@ -19,9 +19,8 @@ class Models:
     under Apache-2.0.
 
     layermem models convert SOURCE TARGET: SOURCE is the folder or hub name of a LLaMA of
-    transformers or of our plain decoder, a folder of LIMe's released code, or a file of llama2.c
-    (legacy layout) or its folder; which of these it is, is told by its files. The new model
-    computes what the source computes.
+    transformers or of our plain decoder, or a folder of LIMe's released code; which of these it is,
+    is told by its files. The new model computes what the source computes.
     """
 
     action: tyro.conf.Positional[Literal["fetch", "convert"]]
@@ -33,13 +32,13 @@ class Models:
     too."""
     variant: str | None = None
     """Convert: what a LLaMA becomes (lime, plain or another of `layermem list variants`), with its
-    own weights at their start without effect, or llama: transformers' LLaMA, of our plain decoder
-    or of llama2.c's file; None: lime, but of llama2.c's llama."""
+    own weights at their start without effect, or llama: transformers' LLaMA, of our plain decoder;
+    None: lime."""
     options: tuple[str, ...] = ()
     """Convert: further fields of the variant's config, each NAME=VALUE (router=last
     router_window=4)."""
     tokenizer: str | None = None
-    """Convert: folder of the tokenizer, or llama2.c's tokenizer.bin; None: that of the source."""
+    """Convert: folder of the tokenizer; None: that of the source."""
 
 
 def models(options: Models, command: str) -> None:

@@ -1,4 +1,8 @@
-"""Checkpoints and tokenizers of llama2.c (its legacy layout) as those of transformers.
+"""A checkpoint and tokenizer of llama2.c (its legacy layout) as those of transformers.
+
+    python examples/llama2c.py stories260K.bin runs/stories260K --tokenizer tok512.bin
+
+What is written is a LLaMA: `layermem models convert` makes a variant of it, `attach` adds memory.
 
     7 int32     width D, mlp width M, layers L, heads H, key-value heads G, vocabulary V (negative:
                 the head has weights of its own), longest sequence T
@@ -20,6 +24,7 @@ stands. Texts are decoded as the pieces stand: the space before the first word, 
 leaves out when it prints, stays, so that a continuation can be appended to its prompt.
 """
 
+import argparse
 import math
 import struct
 from collections.abc import Iterator
@@ -42,17 +47,6 @@ _SPECIAL = 3
 _FIRST_PIECE = _SPECIAL + 256
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _THETA = 10_000.0
-# Cosines and sines are those of float32 angles, whose rounding grows with the position.
-_ROPE_TOLERANCE = 1e-2
-
-
-def find_llama2c(path: Path) -> Path | None:
-    """Return a file, or the only one in a folder without a config, that may be of llama2.c."""
-    if path.is_file():
-        return path
-    files = [file for file in path.glob("*.bin") if not file.name.startswith("tok")]
-    is_alone = len(files) == 1 and not (path / "config.json").exists()
-    return files[0] if is_alone else None
 
 
 def load_llama2c(path: Path) -> LlamaForCausalLM:
@@ -68,7 +62,7 @@ def load_llama2c(path: Path) -> LlamaForCausalLM:
         # The machine's own byte order, in memory of its own.
         tensors[name] = torch.from_numpy(np.array(numbers[start:end], np.float32)).reshape(shape)
         start = end
-    _check_rope(path, config, tensors.pop("cosines"), tensors.pop("sines"))
+    del tensors["cosines"], tensors["sines"]
     model: Any = LlamaForCausalLM.from_pretrained(
         None, config=config, state_dict=_state(config, tensors), dtype=torch.float32
     )
@@ -131,21 +125,6 @@ def _shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (config.vocab_size, width)
 
 
-def _check_rope(path: Path, config: LlamaConfig, cosines: Tensor, sines: Tensor) -> None:
-    """Raise unless the file's rope has the base that llama2.c computes with."""
-    half = cosines.shape[1]
-    frequencies = _THETA ** -(torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.outer(torch.arange(len(cosines), dtype=torch.float64), frequencies)
-    expected = torch.stack([angles.cos(), angles.sin()])
-    difference = (torch.stack([cosines, sines]) - expected).abs().max().item()
-    if not difference <= _ROPE_TOLERANCE:  # NaN too
-        raise ValueError(
-            f"{path}: cosines and sines of rope differ by {difference:.3g} from those of base "
-            f"{_THETA:.0f}, with which llama2.c computes: the file is damaged, or its model was "
-            "trained with another rope"
-        )
-
-
 def _state(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under the names of transformers' LLaMA."""
     state = {}
@@ -162,16 +141,9 @@ def _state(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]
     return state
 
 
-def load_tokenizer(model: Path, given: str | None, config: Any) -> PreTrainedTokenizerFast | None:
-    """Return the tokenizer of a model's file: the one that is ``given``, or lies beside it.
-
-    None: there is none.
-    """
-    names = (f"tok{config.vocab_size}.bin", "tokenizer.bin")
-    beside = [model.parent / name for name in names if (model.parent / name).is_file()]
-    if given is None and not beside:
-        return None
-    pieces = _read_pieces(beside[0] if given is None else Path(given), config.vocab_size)
+def load_tokenizer(path: Path, config: LlamaConfig) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a file, for a model of this config."""
+    pieces = _read_pieces(path, config.vocab_size)
     unknown, begin, end = list(pieces)[:_SPECIAL]
     ids = {text: i for i, text in enumerate(pieces)}
     merges = _merges(pieces, ids)
@@ -224,3 +196,21 @@ def _read_pieces(path: Path, vocabulary: int) -> dict[str, float]:
             "them: fetch it again, or name that of the model"
         )
     return pieces
+
+
+def main() -> None:
+    """Convert the checkpoint that the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("source", type=Path, help="the file of the weights")
+    parser.add_argument("target", type=Path, help="the folder to write")
+    parser.add_argument("--tokenizer", type=Path, help="the file of the tokenizer, if any")
+    asked = parser.parse_args()
+    model = load_llama2c(asked.source)
+    model.save_pretrained(asked.target)
+    if asked.tokenizer is not None:
+        load_tokenizer(asked.tokenizer, model.config).save_pretrained(asked.target)
+    print(f"wrote {asked.target}: a LLaMA of {model.num_parameters():,} parameters")
+
+
+if __name__ == "__main__":
+    main()
