@@ -275,16 +275,13 @@ def _shares(config, own, states):
 
 
 def denseformer(model, x, rope, memory):
-    config, outputs, slots = model.config, [x], []
-    if config.period != 1:
-        raise ValueError(f"denseformer of period={config.period} has no eager loop")
+    outputs, slots = [x], []
     for layer in model.model.layers:
         query, *own = project(layer, layer.input_layernorm(x))
         slots.append(own)
         x = x + attend(layer, rope, query, *memory(layer, slots))
         outputs.append(x + transform(layer, x))
-        sources = outputs[(layer.layer_idx + 1) % config.dilation :: config.dilation]
-        x = total(layer.mlp_connection.weights.weight[0], sources)
+        x = total(layer.mlp_connection.weights.weight[0], outputs)
     return x
 
 

@@ -7,7 +7,6 @@ from host_models import shake_routers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layermem
-from layermem.models.card import CARD
 from layermem.retrofit import router_parameters, save_routers, trainable
 from layermem_bench.cli import main
 
@@ -57,7 +56,7 @@ def test_the_model_is_the_one_that_was_published(base, tokenizer, smollm2_folder
     assert tokenizer.tokenize("x\n\n12") == ["x", "ĊĊ", "1", "2"]
     for text in TEXTS:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert "license: apache-2.0" in (smollm2_folder / CARD).read_text(encoding="utf-8")
+    assert "license: apache-2.0" in (smollm2_folder / "README.md").read_text(encoding="utf-8")
 
 
 @torch.no_grad()

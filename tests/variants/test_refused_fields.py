@@ -24,8 +24,6 @@ REFUSED = [
     ("cla", {"kv_source_layers": [0, 0, 2, 2], "sharing": 4}, "sharing"),
     ("dca", {"recent": 0}, "recent"),
     ("dca", {"recent": 5}, "recent"),
-    ("denseformer", {"dilation": 0}, "dilation"),
-    ("denseformer", {"period": 5}, "period"),
     ("depth_attention", {"stride": 0}, "stride"),
     ("depth_attention", {"stride": 5}, "stride"),
     ("depth_attention", {"window": 1}, "window"),

@@ -1,95 +1,73 @@
 """The model card of ``save_pretrained``: what a model is, was made from, and is loaded by.
 
-A run adds how the model was trained. The user adds the licence.
+The user adds the licence, and how the model was trained.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel
+from layermem.models.configuration import PREFIX, DecoderConfig
 
-from layermem.models.configuration import DecoderConfig
-
-CARD = "README.md"
-TAGS = ("transformers", "layermem", "cross-layer-attention")
-"""What a model hub finds models with memory by."""
 _SAVED_BY = "saved by [layermem](https://arxiv.org/abs/2502.09245)"
 _TEXT = """\
 ---
 library_name: layermem
-{base}tags: [{tags}]
+{base}tags: [transformers, layermem, cross-layer-attention, {variant}]
 ---
 
-# {title}
+# {name} of layermem
 
-{description}, {parameters:,} parameters, {saved_by}.
+A decoder of the variant `{variant}`: {config.num_hidden_layers} layers of width \
+{config.hidden_size}, {config.num_attention_heads} query heads, {config.num_key_value_heads} \
+key-value heads, {parameters:,} parameters, {saved_by}.
 
 ```python
-{code}
+{imports}
+from transformers import {auto}
+
+model = {auto}.from_pretrained("this-folder")
 ```
 
-{licence}
+No licence is stated: whoever publishes this model chooses one that the training data{origin} \
+allow, and adds it to the metadata above (`license:`).
 """
 
 
-def write_card(
-    folder: str | os.PathLike[str],
-    model: PreTrainedModel,
-    *,
-    title: str,
-    description: str,
-    tags: Sequence[str],
-    code: str,
-) -> None:
-    """Write a card into a folder, with code that loads ``"this-folder"``.
+def write_card(folder: str | os.PathLike[str], model: Any) -> None:
+    """Write a card into a folder.
 
-    ``tags``: what a model hub finds it by. A card that somebody else wrote, or has added a licence
-    to, is left alone.
+    A card that somebody else wrote, or has added a licence to, is left alone.
     """
-    path, origin = Path(folder, CARD), origin_of(model)
+    path, config, name = Path(folder, "README.md"), model.config, type(model).__name__
     if path.exists():
         there = path.read_text(encoding="utf-8", errors="replace")
         if _SAVED_BY not in there or "\nlicense:" in there:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_on_hub = origin.count("/") == 1 and not Path(origin).exists()
+    # Of a model that was made from one in memory transformers writes "None".
+    origin = str(config.name_or_path).removeprefix("None")
+    is_folder = Path(origin).exists()
+    is_on_hub = origin.count("/") == 1 and not is_folder
+    # A path says nothing on another machine.
+    shown = Path(origin).name if is_folder else origin
+    autos = (auto for auto, cls in config.auto_classes.items() if cls == name)
     text = _TEXT.format(
         base=f"base_model: {origin}\n" if is_on_hub else "",
-        tags=", ".join(tags),
-        title=title,
-        description=description,
-        # Tied weights are counted once, and those of 4 bits as what is packed.
+        name=name,
+        variant=config.model_type.removeprefix(PREFIX),
+        config=config,
+        # Tied weights are counted once.
         parameters=model.num_parameters(),
         saved_by=_SAVED_BY,
-        code=code,
-        licence=ask_for_licence(origin),
+        imports=_imports_of(type(config)),
+        auto=next(autos, "AutoModel"),
+        origin=f" and the licence of {shown}" if origin else "",
     )
     path.write_text(text, encoding="utf-8")
 
 
-def origin_of(model: PreTrainedModel) -> str:
-    """Return the folder or the hub name that a model was loaded from; nothing: neither."""
-    name = str(model.config.name_or_path)
-    # Of a model that was made from one in memory transformers writes so.
-    return "" if name == "None" else name
-
-
-def ask_for_licence(origin: str, this: str = "this model") -> str:
-    """Return what a card says of the licence.
-
-    ``origin``: a folder or hub name, or words, of what ``this`` was made from, if anything.
-    """
-    # A path says nothing on another machine.
-    name = Path(origin).name if Path(origin).exists() else origin
-    return (
-        f"No licence is stated: whoever publishes {this} chooses one that the training data"
-        f"{f' and the licence of {name}' if origin else ''} allow, and adds it to the metadata "
-        "above (`license:`)."
-    )
-
-
-def imports_of(config: type[DecoderConfig]) -> str:
+def _imports_of(config: type[DecoderConfig]) -> str:
     """Return the lines that make models of a config, a plugin's too, known to the Auto classes."""
     modules = {cls.__module__ for cls in config.__mro__ if issubclass(cls, DecoderConfig)}
     plugins = {name for name in modules - {"__main__"} if name.partition(".")[0] != "layermem"}

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from layermem.models.card import TAGS, imports_of, write_card
+from layermem.models.card import write_card
 from layermem.models.configuration import PREFIX, DecoderConfig
 from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
@@ -94,27 +94,8 @@ class PreTrainedDecoder(PreTrainedModel):
         """Save as transformers does, with a model card where there is none."""
         # With PEFT's adapters, those alone are saved.
         if is_main_process and not getattr(self, "_hf_peft_config_loaded", False):
-            self._write_card(save_directory)
+            write_card(save_directory, self)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-
-    def _write_card(self, folder: str | os.PathLike[str]) -> None:
-        name, config = type(self).__name__, self.config
-        variant = config.model_type.removeprefix(PREFIX)
-        autos = (auto for auto, cls in config.auto_classes.items() if cls == name)
-        auto = next(autos, "AutoModel")
-        write_card(
-            folder,
-            self,
-            title=f"{name} of layermem",
-            description=f"A decoder of the variant `{variant}`: "
-            f"{config.num_hidden_layers} layers of width {config.hidden_size}, "
-            f"{config.num_attention_heads} query heads, "
-            f"{config.num_key_value_heads} key-value heads",
-            tags=[*TAGS, variant],
-            code=f"{imports_of(type(config))}\n"
-            f"from transformers import {auto}\n\n"
-            f'model = {auto}.from_pretrained("this-folder")',
-        )
 
     @classmethod
     def from_pretrained(

@@ -3,16 +3,13 @@
 With depths counted from 1, X_0 the embedding and X_i the output of layer i on Y_{i-1}:
 
     Y_0 = X_0
-    Y_i = sum over j in S_i of a_ij X_j     if the period p divides i, else X_i
-    S_i = {j <= i: j = i mod k}             k the dilation
+    Y_i = sum over j <= i of a_ij X_j
 
 The final norm reads Y_L. Initial weights: a_ii = 1, all others 0.
 
-Source: arXiv 2402.02622, and the packaged modules of epfml/DenseFormer (c99a623), whose meaning of
-the period this is: every layer's output is a source, also of layers after which nothing is mixed.
-The repository's experiments keep as sources only the outputs at multiples of the period.
-
-Deviations: the weights have no weight decay (theirs decays them, towards 0 and not towards 1).
+Source: arXiv 2402.02622, and epfml/DenseFormer (c99a623). Deviations: there is a sum after every
+layer, of all states (dilation and period of the paper are 1); the weights have no weight decay
+(theirs decays them, towards 0 and not towards 1).
 """
 
 from typing import Any, final
@@ -34,33 +31,11 @@ from layermem.models.seams import (
     Variant,
 )
 from layermem.ops.depth import append, mix
-from layermem_base.number_ranges import at_least, number
 
 
 @strict
 class DenseformerConfig(DecoderConfig):
-    """The fields of a LLaMA, and which layers' outputs are mixed where."""
-
-    dilation: int = number(1, at_least(1))
-    """Distance between the sources of a sum; 1: all earlier layers are sources."""
-    period: int = number(1, at_least(1))
-    """Number of layers from one sum to the next; 1: there is one after every layer."""
-
-    def validate_dilation_and_period(self) -> None:
-        """Raise ``ValueError`` if one is larger than the number of layers."""
-        for name, value in (("dilation", self.dilation), ("period", self.period)):
-            if value > self.num_hidden_layers:
-                raise ValueError(
-                    f"{name} must be at most num_hidden_layers ({self.num_hidden_layers}), "
-                    f"got {value}"
-                )
-
-
-def source_depths(config: DenseformerConfig, depth: int) -> tuple[int, ...]:
-    """Return S_i of the equations for i = ``depth``; empty where nothing is mixed."""
-    if depth % config.period:
-        return ()
-    return tuple(range(depth % config.dilation, depth + 1, config.dilation))
+    """The fields of a LLaMA."""
 
 
 @final
@@ -81,10 +56,10 @@ class ConstantDepthWeights(DepthWeights):
 
     readers = ("residual",)
 
-    def __init__(self, depths: tuple[int, ...]) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
-        self.sources = tuple(f"layer {j - 1}" if j else "embedding" for j in depths)
-        self.weight = nn.Parameter(torch.empty(1, len(depths)))
+        self.sources = ("embedding", *(f"layer {j}" for j in range(depth)))
+        self.weight = nn.Parameter(torch.empty(1, depth + 1))
 
     def reset_parameters(self) -> None:
         """Weigh the newest source by 1 and all others by 0."""
@@ -103,16 +78,12 @@ class MixAfterLayer(Connection):
 
     def __init__(self, config: DenseformerConfig, depth: int) -> None:
         super().__init__()
-        self.room, self.dilation = config.num_hidden_layers + 1, config.dilation
-        depths = source_depths(config, depth)
-        self.weights = ConstantDepthWeights(depths) if depths else None
+        self.room, self.weights = config.num_hidden_layers + 1, ConstantDepthWeights(depth)
 
     def write(self, carry: Any, y: Tensor) -> State:
         x = carry[0] + y
         history = append(carry[1:], x, self.room, apart=True)
-        if self.weights is None:
-            return x, *history
-        mixed, history = mix(history, self.weights(), x.dtype, self.dilation)
+        mixed, history = mix(history, self.weights(), x.dtype)
         return mixed.squeeze(0), *history
 
 
@@ -141,8 +112,7 @@ class Denseformer(Variant[DenseformerConfig]):
     @classmethod
     def extra_parameters(cls, config: DenseformerConfig) -> int:
         """Return the number of sources of all sums."""
-        depths = range(1, config.num_hidden_layers + 1)
-        return sum(len(source_depths(config, depth)) for depth in depths)
+        return sum(range(2, config.num_hidden_layers + 2))
 
     @classmethod
     def extra_flops(cls, config: DenseformerConfig) -> int:

@@ -56,14 +56,9 @@ def append(history: History, x: Tensor, room: int = 1, *, apart: bool = False) -
     return (_Append.apply(token, x, grown) if needs_gradient else grown,)
 
 
-def mix(
-    history: History, weights: Weights, dtype: torch.dtype, step: int = 1
-) -> tuple[Tensor, History]:
-    """Return the sums [C, B, T, D], in ``dtype``, and the history.
-
-    Constant weights may be of every ``step``-th state alone, counted back from the newest.
-    """
-    return _read(history, weights, dtype, step)
+def mix(history: History, weights: Weights, dtype: torch.dtype) -> tuple[Tensor, History]:
+    """Return the sums [C, B, T, D], in ``dtype``, and the history."""
+    return _read(history, weights, dtype)
 
 
 def score(history: History, vectors: Tensor) -> tuple[Tensor, History]:
@@ -82,16 +77,14 @@ def stack(states: Sequence[Tensor]) -> History:
     return (x.to(widest(x.dtype)),)
 
 
-def _read(
-    history: History, weights: Tensor, dtype: torch.dtype | None, step: int = 1
-) -> tuple[Tensor, History]:
+def _read(history: History, weights: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, History]:
     """Return what ``mix`` does, or without a dtype ``score``."""
     token, *kept = history = _as_listed(history)
     if not kept and _is_plain(token):
-        return _equation(dtype)(_every(token, step), weights), history
+        return _equation(dtype)(token, weights), history
     if not _needs_gradient(token, weights):
-        return _product(kept or (token,), weights, dtype, step), history
-    out, token = _Read.apply(weights, dtype, step, token, *kept)
+        return _product(kept or (token,), weights, dtype), history
+    out, token = _Read.apply(weights, dtype, token, *kept)
     return out, (token, *kept)
 
 
@@ -116,23 +109,18 @@ class _Append(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        weights: Tensor,
-        dtype: torch.dtype | None,
-        step: int,
-        token: Tensor,
-        *kept: Tensor,
+        ctx: Any, weights: Tensor, dtype: torch.dtype | None, token: Tensor, *kept: Tensor
     ) -> tuple[Tensor, Tensor]:
         if not kept:
             ctx.set_materialize_grads(False)
-        ctx.dtype, ctx.step = dtype, step
+        ctx.dtype = dtype
         ctx.save_for_backward(weights, *(kept or (token,)))
-        return _product(kept or (token,), weights, dtype, step), token
+        return _product(kept or (token,), weights, dtype), token
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, total: Tensor | None) -> Any:
         weights, *kept = ctx.saved_tensors
-        needs_weights, _, _, needs_states, *others = ctx.needs_input_grad
+        needs_weights, _, needs_states, *others = ctx.needs_input_grad
         if kept[0].dim() == 3:
             # Of flat states, so that a compiler does not save the X of the forward for it.
             flat = _states([x.flatten(0, 1) for x in kept], weights)
@@ -140,33 +128,25 @@ class _Read(torch.autograd.Function):
         x, d_weights = _states(kept, weights), None
         if grad is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # Under create_graph=True: gradients that can themselves be differentiated.
-            def equation(x: Tensor, weights: Tensor) -> Tensor:
-                return _equation(ctx.dtype)(_every(x, ctx.step), weights)
-
             needs = needs_states, needs_weights
+            equation = _equation(ctx.dtype)
             d_states, d_weights = equation_gradients(equation, (x, weights), needs, (grad,))
             total = d_states if total is None or d_states is None else total + d_states
         elif grad is not None:
             of_weights, add = products.GRADIENTS[ctx.dtype is not None]
             with autocast_disabled(weights):
                 if needs_weights:
-                    d_weights = of_weights(_every(x, ctx.step), weights, grad)
-                if ctx.step > 1:
-                    # 0 for the states between.
-                    read, weights = weights, weights.new_zeros(len(x), len(weights)).t()
-                    _every(weights.t(), ctx.step).copy_(read.t())
+                    d_weights = of_weights(x, weights, grad)
                 total = add(total, x, weights, grad) if needs_states else None
-        return d_weights, None, None, total, *[None] * len(others)
+        return d_weights, None, total, *[None] * len(others)
 
 
 def _equation(dtype: torch.dtype | None) -> Callable[[Tensor, Tensor], Tensor]:
     return naive.score if dtype is None else partial(naive.mix, dtype=dtype)
 
 
-def _product(
-    kept: Sequence[Tensor], weights: Tensor, dtype: torch.dtype | None, step: int
-) -> Tensor:
-    x = _every(_states(kept, weights), step)
+def _product(kept: Sequence[Tensor], weights: Tensor, dtype: torch.dtype | None) -> Tensor:
+    x = _states(kept, weights)
     with autocast_disabled(x):
         return products.score(x, weights) if dtype is None else products.mix(x, weights, dtype)
 
@@ -179,11 +159,6 @@ def _states(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     dim = kept[0].dim() - 1 if weights.dim() == 4 else 0
     x = torch.stack(tuple(kept), dim).movedim(dim, 0)
     return x.to(widest(x.dtype))
-
-
-def _every(x: Tensor, step: int) -> Tensor:
-    """Return every ``step``-th state, counted back from the last."""
-    return x[(len(x) - 1) % step :: step] if step > 1 else x
 
 
 def _with_row(states: Tensor, x: Tensor, room: int, *, apart: bool) -> Tensor:
