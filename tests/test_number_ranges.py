@@ -8,14 +8,13 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from layermem.models.registry import list_variants, lookup
-from layermem_base.generation_settings import GenerationSettings
 from layermem_base.number_ranges import Range, check_numbers, number_types, ranges
 from layermem_bench.cli import COMMANDS
 from layermem_bench.config import run as config
 
 CONFIGS = [
     *(config.Model, config.Data, config.Task, config.Optim, config.Host, config.Compute),
-    *(config.Run, GenerationSettings),
+    config.Run,
     *(lookup(name).config for name in list_variants()),
 ]
 OPTIONS = [kind for kind, _ in COMMANDS.values()]

@@ -11,7 +11,7 @@
     variants   one file for each architecture that fills the seams
     retrofit   layer memory for models we do not own
     convert    saved models of other layouts become saved models of ours
-    generation text from a model, in batches; vLLM
+    generation vLLM's plugin; text comes from transformers' generate
 
 What trains, evaluates and compares is the package ``layermem_bench`` (extra ``bench``), and so is
 the command.

@@ -1,1 +1,1 @@
-"""Serving: text from trained models, many prompts at once."""
+"""vLLM: the plugin that registers our models, and the backend that runs them."""

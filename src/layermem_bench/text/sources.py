@@ -29,7 +29,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, final
 
-from layermem_base.generation_settings import check_text
 from layermem_bench.config.hashing import file_digest
 from layermem_bench.config.run import Data
 
@@ -222,7 +221,12 @@ def _text_of(value: Any, field: str, where: str) -> str:
             f"{where} has no field {field!r} with a text, got {has}; name the field by "
             "--data.text-field (of eval by --field)"
         )
-    check_text(text, f"{where}: the field {field!r}")
+    try:
+        # JSON can hold half a surrogate pair, which tokenizers do not read.
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        part = f"{text[error.start]!a}, at character {error.start}"
+        raise ValueError(f"{where}: {field!r} holds half a surrogate pair, {part}") from error
     return text
 
 
