@@ -58,7 +58,7 @@ def weights(layer, query):
     ``query`` [B, H, E] is that of the token.
     """
     config, n = layer.self_attn.config, layer.layer_idx
-    if n == 0 or n < config.num_hidden_layers - (config.last_layers or n):
+    if n == 0 or n < config.num_hidden_layers - (config.last_layers or config.num_hidden_layers):
         return [*[0.0] * n, 1.0]
     if config.form == "dense":
         return list(layer.self_attn.memory.weight)
