@@ -68,8 +68,7 @@ test-real: $(VENV)/.installed-real
 RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py tests/models \
 	-k "not second_derivatives and not equations_written_out and not closed_form and not identity_setting" \
 	$(addprefix --ignore=tests/models/test_,distributed.py registry.py seams.py shared_buffer.py stages.py) \
-	tests/convert tests/retrofit tests/generation/test_generate.py \
-	tests/run/test_loop.py tests/run/test_run_config.py tests/run/test_resume.py
+	tests/convert tests/retrofit tests/run/test_loop.py tests/run/test_run_config.py tests/run/test_resume.py
 
 # At the older end of the supported range of transformers.
 test-oldest: $(OLDEST)/.installed

@@ -27,14 +27,14 @@ Style = tuple[str, str, str]
 _COLOURS = (
     *("#7a5195", "#2f7fc4", "#d9622b", "#2a9d5c", "#9a5fd0", "#c2438d", "#7a8594", "#0f9aa7"),
     *("#a37f1c", "#5566cc", "#8fae1b", "#a0522d", "#d0475a", "#4fa3d9", "#6b8e6b", "#c98bd6"),
-    *("#b8572f", "#3c7d7d"),
+    *("#b8572f", "#3c7d7d", "#6a3d5b", "#1f6f3f"),
 )
-_STYLES = list(zip(_COLOURS, ((":", "-", "--", "-.") * 5)[:18], "Pos^DvPX*<>phdH8sD", strict=True))
+_STYLES = list(zip(_COLOURS, (":", "-", "--", "-.") * 5, "Pos^DvPX*<>phdH8sDv^", strict=True))
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
     *("lime_half", "plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections"),
     *("denseformer", "attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention"),
-    *("mhc", "lime_hidden", "midpoint", "value_embeddings"),
+    *("mhc", "lime_hidden", "midpoint", "value_embeddings", "laurel", "gated_residual"),
 )
 Ends = tuple[float, float, float]
 """Lower end of an interval, middle, upper end."""
@@ -65,9 +65,8 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
         if variant in _VARIANTS and _VARIANTS.index(variant) not in taken.values():
             taken[name] = _VARIANTS.index(variant)
     # Those of variants that came later are shared last, so that figures that are drawn stay.
-    free = [
-        i for i in (*reversed(range(16)), *range(16, len(_STYLES))) if i not in taken.values()
-    ] or [0]
+    order = (*reversed(range(16)), *range(16, len(_STYLES)))
+    free = [i for i in order if i not in taken.values()] or [0]
     others = [name for name in names if name not in taken]
     taken |= {name: free[i % len(free)] for i, name in enumerate(others)}
     return {name: _STYLES[taken[name]] for name in names}
