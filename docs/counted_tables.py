@@ -2,11 +2,12 @@
 
 To be run after a variant has been added or has changed what it costs. What a step and a token of
 the family take is read from the records of the benchmarks, which ``--variants family`` of each
-writes.
+writes, and those of later members; who ships what is read from docs/adoption.toml.
 """
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -34,9 +35,9 @@ PRESETS = ("paper-1b-gqa", "paper-1b-full", "paper-150m", "paper-depth-128")
 SHAPE = "32x128"
 # Of each record: the part of a row's name after the shape, and its column's head.
 COLUMNS = {
-    "family_training_step": {"": "training step"},
-    "family_memory": {" alive": "kept for the backward", " peak": "peak of a step"},
-    "family_decode_step": {" prompt": "prompt of 64", " token": "token"},
+    "training_step": {"": "training step"},
+    "memory": {" alive": "kept for the backward", " peak": "peak of a step"},
+    "decode_step": {" prompt": "prompt of 64", " token": "token"},
 }
 
 
@@ -53,7 +54,7 @@ def tables_of_pages() -> dict[str, list[str]]:
     """Return each page's tables."""
     return {
         "scale.md": [paper_table(), plans_table()],
-        "family.md": [family_table(), family_costs_table()],
+        "family.md": [family_table(), adoption_table(), family_costs_table()],
     }
 
 
@@ -109,12 +110,25 @@ def family_table() -> str:
     return _markdown([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
+def adoption_table() -> str:
+    """Return which released models have a wiring of the family."""
+    models = tomllib.loads((DOCS / "adoption.toml").read_text(encoding="utf-8"))["model"]
+    rows = [["released model", "wiring", "here", "seen in", "date"]]
+    for of in models:
+        rows.append([of["name"], of["wiring"], f"`{of['here']}`", of["seen"], str(of["date"])])
+    return _markdown(rows)
+
+
 def family_costs_table() -> str:
     """Return what the forms take as ratios to the plain decoder, as recorded."""
     columns: dict[str, Mapping[str, float]] = {}
     for name, heads in COLUMNS.items():
-        record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
-        columns |= {head: record["ratios"][SHAPE + suffix] for suffix, head in heads.items()}
+        of_files = [
+            json.loads((RECORDS / f"{file}_{name}.json").read_text(encoding="utf-8"))["ratios"]
+            for file in ("family", "members")
+        ]
+        for suffix, head in heads.items():
+            columns[head] = {k: v for of in of_files for k, v in of[SHAPE + suffix].items()}
     forms = [form for form in next(iter(columns.values())) if form != "plain"]
     rows = [["form", *columns]]
     for form in forms:

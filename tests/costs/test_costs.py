@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import tomllib
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from layermem.models.registry import list_variants, lookup
 from layermem_bench import cli, presets
 from layermem_bench.config.computing import get_device
 from layermem_bench.config.counting import count_parameters
-from layermem_bench.config.run import Compute, Data, Optim, Run
+from layermem_bench.config.run import Compute, Data, Model, Optim, Run
 from layermem_bench.costs import measuring
 from layermem_bench.costs.closed_forms import Cost, count_cost, count_family, forward_flops
 from layermem_bench.costs.measuring import Measurement
@@ -201,6 +203,18 @@ def test_the_pages_have_the_counted_tables():
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         for table in tables:
             assert f"\n{table}\n" in page, "run python docs/counted_tables.py"
+
+
+def test_released_models_have_a_name_here_that_builds():
+    models = tomllib.loads((ROOT / "docs" / "adoption.toml").read_text(encoding="utf-8"))["model"]
+    sizes = {**TINY, "num_hidden_layers": 24, "hidden_size": 16, "intermediate_size": 16}
+    named = set()
+    for model in models:
+        ((variant, options),) = parse_arms(model["here"]).values()
+        layermem.build(variant, **sizes, **Model(options=options).variant_fields())
+        assert model["wiring"] and model["seen"] and type(model["date"]) is date
+        named.add((variant, model["name"]))
+    assert named == {(v, name) for v in list_variants() for name in lookup(v).variant.released}
 
 
 def test_variants_are_shown_at_one_shape():

@@ -227,6 +227,8 @@ class Variant(Generic[ConfigT]):
 
     # arXiv number of the paper that it is from; empty if there is none.
     source: ClassVar[str] = ""
+    # Released models that have it; docs/adoption.toml says where this is seen.
+    released: ClassVar[tuple[str, ...]] = ()
     # Optimiser settings of the variant's own parameters. Each has one, if only to say that it is
     # the variant's: it then has the learning rate `optim.router_lr` where a run gives one.
     overrides: ClassVar[tuple[ParameterOverride, ...]] = ()

@@ -271,6 +271,7 @@ class AttentionResiduals(Variant[AttentionResidualsConfig]):
     """Differences from the plain decoder: what each sub-layer and the final norm read."""
 
     source = "2603.15031"
+    released = ("Kimi K3", "Inkling-2")
     overrides = (ParameterOverride(module=SourceAttention), ParameterOverride(module=Gate))
     plain_fields = {"scale_by_sources": True, "gate_init": 0.0}
 

@@ -71,6 +71,7 @@ class Cla(Variant[ClaConfig]):
     """
 
     source = "2405.12981"
+    released = ("Mistral Large 4", "Hunyuan-Large")
     plain_fields = {"sharing": 1}
 
     @classmethod

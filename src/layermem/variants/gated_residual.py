@@ -107,6 +107,7 @@ class GatedResidual(Variant[GatedResidualConfig]):
     * connections: read every channel of every stream through a gate, and write to all streams.
     """
 
+    released = ("Qwen4-Exp",)
     overrides = (ParameterOverride(module=Gates),)
 
     @classmethod

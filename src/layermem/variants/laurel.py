@@ -95,6 +95,7 @@ class Laurel(Variant[LaurelConfig]):
     """Differences from the plain decoder: what the connections add to the residual."""
 
     source = "2411.07501"
+    released = ("Gemma 3n",)
     overrides = (ParameterOverride(module=LowRank),)
     plain_fields = {"laurel_form": "low_rank"}
 

@@ -164,6 +164,7 @@ class Mhc(Variant[MhcConfig]):
     """
 
     source = "2512.24880"
+    released = ("DeepSeek-V4", "GLM-5.3-Flash", "Hy4")
     overrides = (
         ParameterOverride(module=MhcWeights, weight_decay=0.0),
         ParameterOverride(module=MhcProjection),

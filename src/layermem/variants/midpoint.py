@@ -79,6 +79,7 @@ class Midpoint(Variant[MidpointConfig]):
     * connection of attention in the upper layers: keys and values are of that state.
     """
 
+    released = ("DeepSeek-V4.1-Flash",)
     plain_fields = {"num_upper_layers": 0}
 
     @classmethod

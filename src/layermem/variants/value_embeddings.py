@@ -92,6 +92,7 @@ class ValueEmbeddings(Variant[ValueEmbeddingsConfig]):
     * memory: some layers add values of the token ids, so that embeddings alone are no input.
     """
 
+    released = ("NeoMME",)
     overrides = (ParameterOverride(module=ValueEmbeddingMemory, weight_decay=0.0),)
 
     @classmethod

@@ -160,6 +160,7 @@ class ValueResidual(Variant[ValueResidualConfig]):
     """
 
     source = "2410.17897"
+    released = ("RWKV-7",)
     overrides = (
         ParameterOverride(module=ValueMixture, weight_decay=0.0),
         ParameterOverride(module=ValueGate, weight_decay=0.0),

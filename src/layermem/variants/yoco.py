@@ -60,6 +60,7 @@ class Yoco(Variant[YocoConfig]):
     """
 
     source = "2405.05254"
+    released = ("Gemma 3n", "Gemma 4")
     plain_fields = {"num_kv_shared_layers": 0}
 
     @classmethod

@@ -172,6 +172,7 @@ def count_family(fields: Mapping[str, Any], names: Iterable[str] = ()) -> list[d
             "cache bytes": f"{2 * count_cached(config, variant):,}",
             "starts plain": "no" if plain is None else starts,
             "arXiv": variant.source or "none",
+            "shipped in": ", ".join(variant.released) or "none",
         }
         rows.append(row)
     return rows
