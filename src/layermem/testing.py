@@ -4,8 +4,8 @@
     testing.check_causal(lambda: MyModel(sizes))
 
 Each check takes a function that builds a small model, and raises ``ContractError`` with a sentence
-that says what is wrong, where, and what to do. Models are causal LMs of transformers; all but those of
-the cache and of counts also take a module from token ids [B, T] to logits [B, T, V].
+that says what is wrong, where, and what to do. Models are causal LMs of transformers; all checks
+but of the cache and of counts also take a module from token ids [B, T] to logits [B, T, V].
 
 Most checks add noise to all weights first, so that a gate of zero hides nothing and attention
 attends to some tokens more than to others.
