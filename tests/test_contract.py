@@ -1,7 +1,6 @@
 """What every variant must pass. One contract over the registry: a new variant is tested at once."""
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import textwrap
@@ -11,8 +10,9 @@ import pytest
 import torch
 from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, GenerationMixin
+from transformers import AutoModelForCausalLM, CompileConfig, GenerationMixin
 
+from layermem import testing
 from layermem.models.registry import lookup
 from layermem.ops.shared_buffer import using_naive
 from layermem_bench.config import counting
@@ -21,8 +21,6 @@ from layermem_bench.config import counting
 # The operators that Inductor generates code for, run one by one.
 DECOMPOSED = "aot_eager_decomp_partition"
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-# Where each row begins behind its padding.
-STARTS = ((0, 0), (1, 3), (2, 5))
 
 
 def causal_lm(case):
@@ -48,51 +46,13 @@ def name_of(entry):
     return entry.config.model_type.removeprefix("layermem_")
 
 
-def test_the_future_never_changes_the_past(case, ids):
-    model = causal_lm(case)
-    other = ids.clone()
-    other[:, 6:] = (other[:, 6:] + 1) % TINY["vocab_size"]
-    with torch.no_grad():
-        ours, theirs = model(ids).logits, model(other).logits
-    torch.testing.assert_close(ours[:, :6], theirs[:, :6], rtol=0, atol=1e-6)
-    assert (ours[:, 6:] - theirs[:, 6:]).abs().amax(-1).gt(1e-4).all()
+CHECKS = ["causal", "gradients", "cached", "checkpointing", "saved", "counts"]
 
 
-def test_cached_decoding_equals_the_full_forward(case, ids):
-    model = attentive(case)
-    # Left padding of unequal length, as a batch of prompts has.
-    mask = torch.ones_like(ids)
-    mask[1, :3], mask[2, :5] = 0, 0
-    fixed = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    plain = model.generate(ids, attention_mask=mask, **fixed, use_cache=False)
-    with torch.no_grad():
-        full = [model(plain[row : row + 1, start:]).logits[0, -5:-1] for row, start in STARTS]
-    for chosen in ({}, {"cache_implementation": "static", "disable_compile": True}):
-        cached = model.generate(
-            ids,
-            attention_mask=mask,
-            **fixed,
-            **chosen,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        assert torch.equal(cached.sequences, plain), chosen
-        got = torch.stack(cached.logits, 1)
-        torch.testing.assert_close(got, torch.stack(full), **CLOSE, msg=str(chosen))
-
-
-def test_save_load_and_auto_class_round_trip(case, ids, tmp_path):
-    model = causal_lm(case)
-    model.save_pretrained(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is type(model.config)
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(loaded) is type(model)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model(ids).logits)
-    for field in dataclasses.fields(model.config):
-        if field.name not in ("dtype", "transformers_version"):
-            assert getattr(loaded.config, field.name) == getattr(model.config, field.name)
+@pytest.mark.parametrize("check", CHECKS)
+def test_passes_the_kit(case, check):
+    entry, fields = case
+    getattr(testing, f"check_{check}")(lambda: entry.causal_lm(entry.config(**fields)))
 
 
 def test_files_of_a_variant_of_weights_are_those_loaded(ids, tmp_path):
@@ -135,32 +95,15 @@ def identity_settings(entry):
     return [entry.variant.plain_fields, *literal.plain_settings(name_of(entry))]
 
 
-def test_equals_the_plain_decoder_at_the_identity_setting(entry, ids):
-    for fields in identity_settings(entry):
-        torch.manual_seed(0)
-        ours = entry.causal_lm(entry.config(**TINY, **fields)).eval().double()
-        torch.manual_seed(0)
-        plain = lookup("plain")
-        plain = plain.causal_lm(plain.config(**TINY)).eval().double()
-        with torch.no_grad():
-            difference = (ours(ids).logits - plain(ids).logits).abs().max()
-        assert difference <= 1e-12, fields
-
-
-def test_no_parameter_is_dead_at_the_identity_setting(entry, ids):
+def test_begins_as_the_plain_decoder_with_every_parameter_alive(entry):
     """A start from which a parameter never moves makes a variant look like the plain decoder."""
     for fields in identity_settings(entry):
-        torch.manual_seed(0)
-        model = entry.causal_lm(entry.config(**TINY, **fields)).train()
-        own = {name: p for name, p in model.named_parameters() if is_own(name)}
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        moved = set()
-        for _ in range(2):
-            optimiser.zero_grad()
-            model(ids, labels=ids).loss.backward()
-            moved |= {name for name, p in own.items() if p.grad.abs().sum() > 0}
-            optimiser.step()
-        assert moved == own.keys(), f"{fields}: {sorted(own.keys() - moved)} never move"
+
+        def build(fields=fields):
+            return entry.causal_lm(entry.config(**TINY, **fields)).double()
+
+        testing.check_start(build, rounding=1e-11)
+        testing.check_gradients(build)
 
 
 def test_one_seed_gives_one_set_of_shared_weights(case):
@@ -230,54 +173,16 @@ def test_autocast_trains_evaluates_and_decodes(case, ids):
     torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
 
 
-def test_every_parameter_gets_a_gradient_and_by_checkpointing_the_same(case, ids):
-    model = causal_lm(case).train()
-    calls = []
-    for layer in model.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-
-    def gradients():
-        calls.clear()
-        model.zero_grad()
-        loss = model(ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
-
-    loss, expected = gradients()
-    for name, gradient in expected.items():
-        assert gradient.isfinite().all() and gradient.abs().sum() > 0, name
-    assert len(calls) == TINY["num_hidden_layers"]
-    for reentrant in (False, True):
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        again, got = gradients()
-        assert len(calls) == 2 * TINY["num_hidden_layers"], "nothing was recomputed"
-        torch.testing.assert_close(again, loss, rtol=0, atol=0)
-        for name, gradient in expected.items():
-            torch.testing.assert_close(got[name], gradient, **CLOSE, msg=f"{name}, {reentrant=}")
-
-
-def test_parameters_and_flops_equal_the_closed_form(case, ids):
-    entry, fields = case
-    config = entry.config(**fields, attn_implementation="eager")
+def test_the_bench_counts_the_plain_decoder(ids):
+    """To which it adds what a variant says, which the kit compares with the model."""
+    entry = lookup("plain")
+    config = entry.config(**TINY, attn_implementation="eager")
     model = entry.causal_lm(config)
-    d, mlp, n_layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    q = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    linear = n_layers * (2 * d * q + 2 * d * kv + 3 * d * mlp)
-    parameters = linear + 2 * config.vocab_size * d + (2 * n_layers + 1) * d
-    expected = parameters + entry.variant.extra_parameters(config)
-    assert sum(p.numel() for p in model.parameters()) == expected
-    assert counting.count_parameters(config, entry.variant) == expected
-
-    # Two FLOPs a multiply-add; attention without the causal saving; rope's angles, norms and the
-    # softmax are left out, as torch's counter leaves them out.
-    tokens = ids.numel()
-    attention = n_layers * 4 * q * ids.shape[1]
-    per_token = 2 * (linear + config.vocab_size * d) + attention + entry.variant.extra_flops(config)
+    assert model.num_parameters() == counting.count_parameters(config, entry.variant)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(ids, use_cache=False)
-    assert counter.get_total_flops() == tokens * per_token
-    assert counting.count_forward_flops(config, entry.variant, ids.shape[1]) == per_token
+    per_token = counting.count_forward_flops(config, entry.variant, ids.shape[1])
+    assert counter.get_total_flops() == ids.numel() * per_token
 
 
 def test_biases_are_counted(case):

@@ -21,7 +21,7 @@ FLOORS = [
     {"layermem.ops"},
     {"layermem.models"},
     {"layermem.variants"},
-    {"layermem.convert", "layermem.generation", "layermem.retrofit"},
+    {"layermem.convert", "layermem.generation", "layermem.retrofit", "layermem.testing"},
     {"layermem_bench.config", "layermem_bench.statistics"},
     {"layermem_bench.text", "layermem_bench.tasks"},
     {"layermem_bench.run"},
