@@ -1,4 +1,6 @@
-"""Write the tables of docs/scale.md and docs/family.md that are counted: python THIS_FILE.
+"""Write the tables of README.md, docs/scale.md and docs/family.md that are counted.
+
+    python docs/counted_tables.py
 
 To be run after a variant has been added or has changed what it costs. What a step and a token of
 the family take is read from the records of the benchmarks, which ``--variants family`` of each
@@ -12,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from layermem.generation.vllm import SERVED
 from layermem_bench.config.computing import get_device
 from layermem_bench.costs.closed_forms import count_cost, count_family
 from layermem_bench.costs.model_sizes import model_sizes, runs_of_arms
@@ -41,6 +44,24 @@ COLUMNS = {
 }
 
 
+# What README.md shows of the family: forms, and what a layer reads beside the last one's output.
+OVERVIEW = {
+    "lime": "keys and values of all earlier layers, by learned sums",
+    "recipe": "the same, keys and values apart, from a better start",
+    "value_residual": "the first layer's values",
+    "value_embeddings": "values of the token, from a table",
+    "denseformer": "all earlier outputs, by constant sums",
+    "mudd": "all earlier outputs, by sums of the token for query, key, value, residual",
+    "attention_residuals": "all earlier outputs, by attention over depth",
+    "hyper_connections": "several residual streams, mixed by learned weights",
+    "mhc": "the same, mixing without gain",
+    "midpoint": "upper keys and values from mid depth",
+    "yoco": "upper half: keys and values of one layer",
+    "cla": "pairs of layers share keys and values",
+    "lime_half": "LIMe, and every second layer borrows",
+}
+
+
 def main() -> None:
     for name, tables in tables_of_pages().items():
         page = DOCS / name
@@ -53,6 +74,7 @@ def main() -> None:
 def tables_of_pages() -> dict[str, list[str]]:
     """Return each page's tables."""
     return {
+        "../README.md": [overview_table()],
         "scale.md": [paper_table(), plans_table()],
         "family.md": [family_table(), adoption_table(), family_costs_table()],
     }
@@ -119,8 +141,45 @@ def adoption_table() -> str:
     return _markdown(rows)
 
 
+def overview_table() -> str:
+    """Return README's table: paper, adoption and price of each form."""
+    costs = [_recorded_costs()[head] for head in ("training step", "token")]
+    sizes = model_sizes(get_preset("paper-1b-gqa"))[0]
+    counted = {row["variant"]: row for row in count_family(sizes)}
+    rows = [
+        ["wiring", "a layer also reads", "paper", "shipped in", "step", "token", "cache", "vLLM"]
+    ]
+    for form, reads in OVERVIEW.items():
+        of = counted["lime" if form == "recipe" else form]
+        cached = [int(row["cache bytes"].replace(",", "")) for row in (of, counted["plain"])]
+        paper = f"[{of['arXiv']}](https://arxiv.org/abs/{of['arXiv']})"
+        rows.append(
+            [
+                f"[`{form}`](docs/{'recipe.md' if form == 'recipe' else f'family.md#{form}'})",
+                reads,
+                paper if of["arXiv"] != "none" else "",
+                of["shipped in"].replace("none", ""),
+                *(f"{of_forms[form]:.2f}" if form in of_forms else "" for of_forms in costs),
+                f"{cached[0] / cached[1]:.2g}",
+                "yes" if form in (*SERVED, "recipe") else "",
+            ]
+        )
+    return _markdown(rows)
+
+
 def family_costs_table() -> str:
     """Return what the forms take as ratios to the plain decoder, as recorded."""
+    columns = _recorded_costs()
+    forms = [form for form in next(iter(columns.values())) if form != "plain"]
+    rows = [["form", *columns]]
+    for form in forms:
+        rows.append([f"`{form}`", *(f"{of_forms[form]:.2f}" for of_forms in columns.values())])
+    return _markdown(rows)
+
+
+@cache
+def _recorded_costs() -> dict[str, Mapping[str, float]]:
+    """Return each column of costs: the ratio of each form to the plain decoder."""
     columns: dict[str, Mapping[str, float]] = {}
     for name, heads in COLUMNS.items():
         of_files = [
@@ -129,11 +188,7 @@ def family_costs_table() -> str:
         ]
         for suffix, head in heads.items():
             columns[head] = {k: v for of in of_files for k, v in of[SHAPE + suffix].items()}
-    forms = [form for form in next(iter(columns.values())) if form != "plain"]
-    rows = [["form", *columns]]
-    for form in forms:
-        rows.append([f"`{form}`", *(f"{of_forms[form]:.2f}" for of_forms in columns.values())])
-    return _markdown(rows)
+    return columns
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
