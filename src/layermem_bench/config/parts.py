@@ -124,11 +124,6 @@ class Task:
             )
         check_options("task", self.options)
 
-    @property
-    def sequences(self) -> int:
-        """Sequences of the training set, repeats counted."""
-        return self.examples + self.repeated * (self.repeats - 1)
-
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict."""
         return parse_options(self.options)

@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
@@ -91,8 +92,10 @@ class Loop:
             self.step, self.last_logged, self.best = done["step"], done["last_logged"], done["best"]
             self.loss.fill_(done["loss"])
         self._takes_count = _takes_count(model)
-        is_copied = self.world > 1 and not compute.shard
-        self._copies = processes.copy_to_processes(model, self.accelerator) if is_copied else None
+        self._copies: DistributedDataParallel | None = None
+        if self.world > 1 and not compute.shard:
+            devices = None if self.device.type == "cpu" else [self.device]
+            self._copies = DistributedDataParallel(model, device_ids=devices)
         # What a step calls; it computes as ``model`` does, which validations and saves call.
         self.trained: Any = self._copies or model
         if compute.compile:
@@ -277,7 +280,7 @@ class Loop:
             random, loss = checkpoints.random_state(self.accelerator), float(self._mean_loss())
             if not self.is_first:
                 return
-            progress = {"step": self.step, "loss": loss}
+            progress: dict[str, Any] = {"step": self.step, "loss": loss}
             progress |= {"last_logged": self.last_logged, "best": self.best}
             with self.folder.stage_checkpoint(self.step) as place:
                 self.write_model(place, weights)
