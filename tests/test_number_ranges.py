@@ -49,7 +49,9 @@ def test_numbers_out_of_range_are_refused_by_name(kind):
             given = (value,) if "tuple" in str(hint) else given
             # A strict config says first that a float is no integer; both name the field.
             with pytest.raises((ValueError, TypeError, StrictDataclassError), match=name):
-                kind(**{name: given})
+                made = kind(**{name: given})
+                # A run checks its parts.
+                config.Run(**{kind.__name__.lower(): made})
 
 
 @dataclasses.dataclass

@@ -47,7 +47,7 @@ def test_json_gives_back_the_same_dataclass():
         ({"points": [{"x": True}]}, "points.x"),
         ({"points": [{"x": 1.0, "y": 2.0}]}, "points.y"),
         ({"points": {"x": 1.0}}, "points"),
-        ({"by_seed": {"first": {"x": 1.0}}}, "by_seed"),
+        ({"by_seed": {"first": {"x": 1.0}}}, "first"),
         ({"by_seed": [1]}, "by_seed"),
         ({"by_seed": {"3": {"x": "far"}}}, "by_seed.3.x"),
         ({"heatmap": [[1.0], ["a"]]}, "heatmap"),

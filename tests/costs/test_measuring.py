@@ -116,7 +116,7 @@ def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not measuring._can_measure_peak(), reason="the system does not say its peak")
+@pytest.mark.skipif(not measuring.CLEAR_REFS.exists(), reason="the system does not say its peak")
 def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
     model = ("plain", {**TINY, "vocab_size": 20_000, "hidden_size": 128})
     weights = 4 * 2 * 20_000 * 128

@@ -39,7 +39,7 @@ def saved(folder, *runs, before=None, documents=NONE):
     """Write the config of a model that these runs have trained, and return its folder."""
     config, lineage = LlamaConfig(), Lineage(before=before)
     for run in runs:
-        lineage = lineage.followed_by(stage_of(run, documents))
+        lineage = replace(lineage, stages=(*lineage.stages, stage_of(run, documents)))
     write_lineage(config, lineage)
     config.save_pretrained(folder)
     return folder

@@ -52,7 +52,7 @@ def test_a_save_that_is_cut_short_leaves_the_checkpoint_before(run, whole, tmp_p
     save = checkpoints.save_training
 
     def torn(checkpoint, run, moments, progress, random):
-        if progress.step == 4:
+        if progress["step"] == 4:
             raise Interrupted
         save(checkpoint, run, moments, progress, random)
 

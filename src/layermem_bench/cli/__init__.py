@@ -7,7 +7,6 @@ and what needs them, in the function that carries the command out.
 """
 
 import argparse
-import io
 import logging
 import os
 import shlex
@@ -69,25 +68,10 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "models": (Models, models),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
-# Commands whose options depend on what comes first.
-_PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
-    "train": train.parse,
-    "study": study.parse,
-}
 # Errors whose message says what is wrong; of others the kind and the place are needed too.
 _TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
 # Characters of an error's line: a model that does not fit its weights names every one of them.
 _LONGEST_LINE = 2000
-
-
-class Stderr(io.TextIOBase):
-    """What stderr is now: Rich puts a stream of its own there, which writes above bars."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -103,9 +87,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args[0] == "--version":
         sys.stdout.write(f"layermem {__version__}\n")
         return
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=Stderr())
+    # It writes to what stderr is now: Rich puts a stream of its own there, which writes above bars.
+    handler: Any = logging.lastResort
+    handler.setLevel(logging.INFO)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # Of transformers and the hub; one progress display, a command's own, is enough.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         if given.plugin:
             add_plugins(given.plugin)
@@ -150,6 +139,6 @@ def parse(args: Sequence[str]) -> Any:
     command, rest = args[0], list(args[1:])
     if command not in COMMANDS:
         raise ValueError(f"unknown command {command!r}; there are {', '.join(COMMANDS)}")
-    if command in _PARSERS:
-        return _PARSERS[command](rest)
+    if command == "study":
+        return study.parse(rest)
     return read_options(COMMANDS[command][0], command, rest)

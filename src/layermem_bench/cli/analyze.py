@@ -1,11 +1,12 @@
 """`layermem analyze`: what goes on inside a checkpoint, or two side by side."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from layermem_bench.analysis.result import AnalysisOptions
+from layermem_bench.cli.options import part_of
 from layermem_bench.cli.screen import show, write
 
 
@@ -20,20 +21,14 @@ class Analyze(AnalysisOptions):
     out: Path = Path("analysis")
     """Folder for analysis.json and the page."""
 
-    def analysis_options(self) -> AnalysisOptions:
-        """Return the options that are recorded with the result."""
-        return AnalysisOptions(**{f.name: getattr(self, f.name) for f in fields(AnalysisOptions)})
-
 
 def analyze(options: Analyze, command: str) -> None:
     """Analyze checkpoints, print a table, and write a page; ``command`` is shown on it."""
-    from transformers.utils import logging as transformers_logging
-
     from layermem_bench.analysis.analyze import analyze as analyze_checkpoints
     from layermem_bench.pages import analysis as report
 
-    transformers_logging.disable_progress_bar()
     checkpoints = [path for path in (options.checkpoint, options.against) if path is not None]
-    analysis = analyze_checkpoints(checkpoints, options.analysis_options(), options.out, command)
+    recorded = part_of(options, AnalysisOptions)
+    analysis = analyze_checkpoints(checkpoints, recorded, options.out, command)
     show(report.table(analysis))
     write(report.build(analysis), options.out)

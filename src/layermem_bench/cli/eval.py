@@ -4,12 +4,13 @@ layermem eval A B --tasks ppl=texts.jsonl blimp=blimp/ arithmetic arc_easy
 """
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from layermem_bench.cli.screen import progress, show, write
+from layermem_bench.cli.options import part_of
+from layermem_bench.cli.screen import show, write
 from layermem_bench.evals.result import EvalOptions
 
 
@@ -29,15 +30,20 @@ def evaluate(options: Eval, command: str) -> None:
     """Measure checkpoints, print tables, and write a page; ``command`` is shown on it."""
     # Read when tqdm is imported: lm-eval draws a bar for every task and seed, and one is enough.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    from rich.console import Console
+
     from layermem_bench.evals.evaluating import evaluate_checkpoints
     from layermem_bench.pages import eval as report
     from layermem_bench.studies.gathering import arms_of_same_seeds
 
-    chosen = EvalOptions(**{each.name: getattr(options, each.name) for each in fields(EvalOptions)})
-    with progress("opening checkpoints") as tell:
+    with Console(stderr=True).status("opening checkpoints") as status:
+
+        def tell(what: str, done: int | None = None, total: int | None = None) -> None:
+            status.update(what if done is None else f"{what}: {done} of {total or '?'}")
+
         result = evaluate_checkpoints(
             options.checkpoints,
-            chosen,
+            part_of(options, EvalOptions),
             options.out,
             command=command,
             tell=tell,

@@ -43,9 +43,6 @@ class Models:
 
 def models(options: Models, command: str) -> None:
     """Carry out an action, and say what was written."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
     if options.action == "fetch":
         from layermem_bench.text.fetching import fetch
 

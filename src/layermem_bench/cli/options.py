@@ -34,16 +34,16 @@ from layermem_bench.run.folder import RunFolder, load_run
 FINETUNE = Run(preset="finetune", optim=Optim(lr=5e-5, weight_decay=0.0))
 """What a model of transformers starts from where no preset is named."""
 _T = TypeVar("_T")
-_S = TypeVar("_S", bound="StartingRun")
 
 
-def read_options(
-    kind: type[_T], command: str, args: Sequence[str], default: _T = MISSING_NONPROP
-) -> _T:
+def read_options(kind: type[_T], command: str, args: Sequence[str]) -> _T:
     """Return the options of a command, an instance of its dataclass.
 
     ``--help`` prints them, below what the command does, and exits.
     """
+    default: Any = MISSING_NONPROP
+    if issubclass(kind, StartingRun):
+        default = _with_base_run(kind, command, args)
     if {"-h", "--help"} & set(args):
         width = shutil.get_terminal_size().columns
         paragraphs = cleandoc(kind.__doc__ or "").split("\n\n")
@@ -100,7 +100,7 @@ class StartingRun(Run):
     """Config to start from, in place of a preset: the config.yaml of a run."""
 
 
-def with_base_run(kind: type[_S], command: str, args: Sequence[str]) -> _S:
+def _with_base_run(kind: type["StartingRun"], command: str, args: Sequence[str]) -> "StartingRun":
     """Return a command's options with the defaults of what its arguments start from.
 
     The preset is the first argument, or a config follows --config, a model --host.model.
@@ -115,7 +115,7 @@ def with_base_run(kind: type[_S], command: str, args: Sequence[str]) -> _S:
             f"--host.model; presets: {', '.join(presets.names())}"
         )
     base = _base_run(kind, preset, Path(config) if config else None, host)
-    return kind(**_fields(base) | {"preset": preset})
+    return kind(**vars(base) | {"preset": preset})
 
 
 def _base_run(kind: type[StartingRun], preset: str, config: Path | None, host: str | None) -> Run:
@@ -136,7 +136,7 @@ def _base_run(kind: type[StartingRun], preset: str, config: Path | None, host: s
 def resolve_run(options: StartingRun) -> Run:
     """Return the run of these options; options of the model or the task are added to the base's."""
     base = _base_run(type(options), options.preset, options.config, options.host.model)
-    run = Run(**_fields(options) | {"preset": base.preset})
+    run = replace(part_of(options, Run), preset=base.preset)
     for name, value in vars(run.data).items() if run.task.name else ():
         # The block size is also the number of positions that the model has.
         if value != getattr(base.data, name) and name not in ("block_size", "cache"):
@@ -167,5 +167,7 @@ def _value_of(option: str, args: Sequence[str]) -> str | None:
     return values[-1] if values else None
 
 
-def _fields(run: Run) -> dict[str, Any]:
-    return {field.name: getattr(run, field.name) for field in fields(Run)}
+def part_of(options: Any, kind: type[_T]) -> _T:
+    """Return the fields of a command's options that it has from another dataclass."""
+    of_kind: Any = kind
+    return kind(**{field.name: getattr(options, field.name) for field in fields(of_kind)})

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from layermem_base.number_ranges import at_least, number
+from layermem_base.number_ranges import at_least, check_numbers, number
 from layermem_bench.config.run import Data
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Prepare:
 def prepare(options: Prepare, command: str) -> None:
     """Prepare a text and print where its tokens are."""
     data = replace(options.data, source=options.source)
+    check_numbers(data, "--data.")
     if options.tasks > 1 and data.max_documents is not None:
         raise ValueError("--data.max-documents counts the documents of one task: leave --tasks out")
     from layermem_bench.text.preparing import prepare as prepare_text

@@ -56,13 +56,10 @@ class Quickstart:
 
 def quickstart(options: Quickstart, command: str) -> None:
     """Show the mechanism at work."""
-    from transformers.utils import logging as transformers_logging
-
     from layermem_bench.pages import study as report
     from layermem_bench.studies.carrying_out import carry_out
     from layermem_bench.studies.executors import Launching, executor_of
 
-    transformers_logging.disable_progress_bar()
     out = options.out or Path("runs") / f"quickstart-s{options.seed}"
     study, launcher = _study(options), executor_of(Launching(jobs=options.jobs))
     logger.info("%s; some minutes on two cores", study.title)

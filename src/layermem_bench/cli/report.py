@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -46,10 +46,6 @@ def report(options: Report, command: str) -> None:
             results.append(gather_runs(folders, command=command))
         logger.info("%s: %d rows", options.table, write_table(results, options.table))
     else:
-        asked: dict[str, Any] = {
-            "against": options.against,
-            "planned": options.planned,
-            "command": command,
-        }
-        result = gather_runs(options.runs, options.out, **asked)
-        show_result(result, options.out)
+        out, against, planned = options.out, options.against, options.planned
+        result = gather_runs(options.runs, out, against=against, planned=planned, command=command)
+        show_result(result, out)

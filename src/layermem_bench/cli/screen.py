@@ -2,15 +2,13 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from layermem_bench.config.run import Run
     from layermem_bench.pages.page import Page, Table
     from layermem_bench.studies.estimates import Estimate
     from layermem_bench.studies.result import StudyResult
@@ -21,35 +19,15 @@ _NUMBERS = re.compile(r"[<+-]?\s?\d[\d.,]*(e[+-]?\d+)?\s?(%|[kMGTB]+)?( [±(].*\
 
 
 def screen() -> "Console":
-    """Return a console as wide as its terminal, or wide enough for tables where there is none."""
+    """Return a console as wide as its terminal; elsewhere, as in a pipe, no line is broken."""
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=120)
-
-
-@contextmanager
-def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], None]]:
-    """Show on standard error what a command is doing, ``first`` at the beginning.
-
-    What is yielded is called with what is being done now, how much is done, and of how much, where
-    that is known. Transformers shows no bars of its own meanwhile.
-    """
-    from rich.console import Console
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    with Console(stderr=True).status(first) as status:
-
-        def tell(what: str, done: int | None = None, total: int | None = None) -> None:
-            status.update(what if done is None else f"{what}: {done} of {total or '?'}")
-
-        yield tell
+    return console if console.is_terminal else Console(width=10_000)
 
 
 def show(table: "Table") -> None:
-    """Print a page's table: in a terminal texts are wrapped, none is cut; elsewhere, as in a pipe,
-    it is as wide as it needs."""
+    """Print a page's table; in a terminal texts are wrapped, and none is cut."""
     from rich.markup import escape
     from rich.table import Table as RichTable
 
@@ -59,9 +37,6 @@ def show(table: "Table") -> None:
         printed.add_column(escape(header), overflow="fold", justify="right" if numbers else "left")
     for row in table.rows:
         printed.add_row(*map(escape, row))
-    if not console.is_terminal:
-        as_wide = console.options.update(width=10_000)
-        console.width = max(console.width, console.measure(printed, options=as_wide).maximum)
     console.print(printed)
     if table.caption:
         console.print(table.caption, markup=False, highlight=False)
@@ -85,13 +60,6 @@ def show_result(result: "StudyResult", folder: Path) -> None:
         show(table)
     screen().print(f"{INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
     write(report.build(result), folder)
-
-
-def show_estimate(run: "Run") -> None:
-    """Print how long a run would take here."""
-    from layermem_bench.studies.estimates import estimate_run
-
-    show_estimates([estimate_run(run)])
 
 
 def show_estimates(boards: "Sequence[Estimate]") -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from layermem_base.number_ranges import SEED, above, at_least, between, number
-from layermem_bench.cli.options import StartingRun, read_options, resolve_run, with_base_run
+from layermem_bench.cli.options import StartingRun, read_options, resolve_run
 from layermem_bench.cli.screen import show_estimates, show_result
-from layermem_bench.config.run import Run
 from layermem_bench.studies.executors import Launching, executor_of
 from layermem_bench.studies.result import Scale
 
@@ -174,22 +173,21 @@ def parse(args: Sequence[str]) -> Any:
 
     name = args[0] if args and not args[0].startswith("-") else ""
     if name == "retrofit":
-        if not args[1:] or args[1].startswith("-") and not {"--help", "-h"} & {*args}:
-            raise ValueError("name a model: layermem study retrofit MODEL [OPTIONS]")
-        args = ["--host.model", *args[1:]] if not {*args[1:2]} & {"-h", "--help"} else args[1:]
-        base = with_base_run(OfRetrofit, "study retrofit", args)
-        return read_options(OfRetrofit, "study retrofit", args, base)
+        has_model = args[1:] and not args[1].startswith("-")
+        args = ["--host.model", *args[1:]] if has_model else args[1:]
+        return read_options(OfRetrofit, "study retrofit", args)
     if name == "recipe":
         return read_options(OfRecipe, "study recipe", args[1:])
+    kind: type[Any] = OfPreset
     if name.startswith("paper/"):
-        return read_options(OfPaper, "study", args)
-    if "," in name or "@" in name:
-        return read_options(OfBoards, "study", args)
-    if name in names():
-        return read_options(OfPlugin, "study", args)
-    if not name and {"--help", "-h"} & {*args}:
-        return read_options(Carrying, "study", args)
-    return read_options(OfPreset, "study", args, with_base_run(OfPreset, "study", args))
+        kind = OfPaper
+    elif "," in name or "@" in name:
+        kind = OfBoards
+    elif name in names():
+        kind = OfPlugin
+    elif not name and {"--help", "-h"} & {*args}:
+        kind = Carrying
+    return read_options(kind, "study", args)
 
 
 def study_of(options: Any) -> "Study":
@@ -203,17 +201,16 @@ def study_of(options: Any) -> "Study":
         first, count = asked.seeds[0], options.seeds
         seeds = asked.seeds if count is None else tuple(range(first, first + count))
         return replace(asked, seeds=seeds, conditions=options.conditions or asked.conditions)
-    run = resolve_run(options) if isinstance(options, StartingRun) else Run()
     count = options.seeds or (8 if getattr(options, "ask", ()) else 5)
-    first = run.seed if isinstance(options, StartingRun) else options.seed
-    seeds = tuple(range(first, first + count))
+    seeds = tuple(range(options.seed, options.seed + count))
     conditions = options.conditions or options.usual
     if isinstance(options, OfRetrofit):
+        run = resolve_run(options)
         run = replace(run, log_every=max(1, run.max_steps // 50))
         rates = options.rates, options.router_rates
         return boards.study_of_retrofit(run, *rates, seeds, conditions, options.ways)
     if isinstance(options, OfPreset):
-        of = [boards.board_of(run, options.variants)]
+        of = [boards.board_of(resolve_run(options), options.variants)]
     elif isinstance(options, OfRecipe):
         texts = options.text, options.held_out
         of = boards.boards_of_recipe(options.variants, *texts, options.lengths, options.compile)

@@ -7,21 +7,14 @@ layermem train tiny-aet-4 --host.model MODEL                  the same, on a pre
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from layermem_bench.cli.options import (
-    StartingRun,
-    is_run_folder,
-    read_options,
-    resolve_run,
-    with_base_run,
-)
-from layermem_bench.cli.screen import show_estimate
+from layermem_bench.cli.options import StartingRun, is_run_folder, resolve_run
+from layermem_bench.cli.screen import show_estimates
 from layermem_bench.config.run import Run
 
 logger = logging.getLogger(__name__)
@@ -44,11 +37,6 @@ class Train(StartingRun):
     """Print what the run would take; train nothing."""
 
 
-def parse(args: Sequence[str]) -> Any:
-    """Return the options of a run, an instance of its dataclass."""
-    return read_options(Train, "train", args, with_base_run(Train, "train", args))
-
-
 def train(options: Train, command: str) -> None:
     """Train a run and print its folder."""
     from layermem_bench.studies.boards import as_named_arm
@@ -58,16 +46,14 @@ def train(options: Train, command: str) -> None:
     if run.host.model is None:
         run = as_named_arm(run)
     if options.dry_run:
-        show_estimate(run)
-        return
-    from transformers.utils import logging as transformers_logging
+        from layermem_bench.studies.estimates import estimate_run
 
+        show_estimates([estimate_run(run)])
+        return
     from layermem_bench.evals.solving import evaluate
     from layermem_bench.run.processes import restart_count
     from layermem_bench.run.training import train as train_run
 
-    # One progress display is enough.
-    transformers_logging.disable_progress_bar()
     # torchrun starts all processes again with the same command when one of them has died.
     resume = options.resume or restart_count() > 0
     folder = train_run(run, options.out or out, resume=resume, evaluate=evaluate)

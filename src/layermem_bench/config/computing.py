@@ -126,15 +126,10 @@ _SHEETS = (
 )
 DEVICES = {
     name: Device(
-        cuda_name=f"NVIDIA {cuda_name}",
-        flops=in_bfloat16 * 1e12,
-        float32_flops=in_float32 * 1e12,
-        memory=gigabytes * 1e9,
-        link=link * 1e9,
-        network=gigabits * 1e9 / 8,
-        source=f"NVIDIA's data sheet of the {sheet}",
+        *(f"NVIDIA {cuda_name}", in_bfloat16 * 1e12, in_float32 * 1e12, memory * 1e9),
+        *(link * 1e9, gigabits * 1e9 / 8, f"NVIDIA's data sheet of the {sheet}"),
     )
-    for name, cuda_name, in_bfloat16, in_float32, gigabytes, link, gigabits, sheet in _SHEETS
+    for name, cuda_name, in_bfloat16, in_float32, memory, link, gigabits, sheet in _SHEETS
 }
 """The cards that are known, by a short name."""
 

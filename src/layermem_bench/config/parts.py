@@ -1,12 +1,12 @@
 """The parts of a run's config: model, data, task, optimizer, host, computing and labels.
 
-Every field's docstring is its help text.
+Every field's docstring is its help text. A ``Run`` checks the numbers of its parts.
 """
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from layermem_base.number_ranges import SHARE, at_least, below, check_numbers, number
+from layermem_base.number_ranges import SHARE, at_least, below, number
 from layermem_bench.config.named import check_options, parse_options
 
 _NOT_SIZES = ("options", "pretrained")
@@ -39,7 +39,6 @@ class Model:
     preset's; an option replaces the preset's option of the same name."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "model.")
         check_options("model", self.options)
 
     def sizes(self) -> dict[str, Any]:
@@ -90,9 +89,6 @@ class Data:
     cache: str | None = None
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self, "data.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -121,18 +117,12 @@ class Task:
     of what is held out or drawn is the strict one (held_out=strict, graphs=crossed)."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "task.")
         if (self.repeated > 0) != (self.repeats > 1) or self.repeated >= self.examples:
             raise ValueError(
                 f"task.repeated={self.repeated} and task.repeats={self.repeats} have an effect "
                 f"together: fewer problems than task.examples ({self.examples}), at least twice"
             )
         check_options("task", self.options)
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of the training set, repeats counted."""
-        return self.examples + self.repeated * (self.repeats - 1)
 
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict."""
@@ -166,9 +156,6 @@ class Optim:
     batch_size: int = number(32, at_least(1))
     """Sequences in one optimizer step, over all processes."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self, "optim.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
@@ -192,7 +179,6 @@ class Host:
     memory, of the smallest rank that has at least as many parameters as routers of memory=full."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "host.")
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if self.model is None and given:
             raise ValueError(f"host.{given[0]} needs a model of transformers: --host.model MODEL")
@@ -235,9 +221,6 @@ class Compute:
     workers: int = number(0, at_least(0))
     """Processes that read and cut batches ahead of a training process; 0: it does so itself. The
     batches are the same."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "compute.")
 
 
 @dataclass(frozen=True, kw_only=True)

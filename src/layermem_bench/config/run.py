@@ -19,7 +19,7 @@ is made of. A field decides unless it is in one of the two tables.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Literal
 
 from layermem_base.number_ranges import SEED, at_least, check_numbers, number
@@ -67,12 +67,12 @@ _FORMER: dict[str, Any] = {
 }
 # Lists of NAME=VALUE, whose order says nothing.
 _OPTIONS = ("model.options", "task.options")
-# Fields that a run of a model of transformers leaves at their defaults, by part; none named: all.
-_OF_OURS: dict[str, tuple[str, ...]] = {
-    "model": (),
-    "data": ("tokenizer", "isolate_documents"),
-    "task": ("tokenizer",),
-    "compute": ("shard", "loss_chunk", "checkpoint_every"),
+# Fields that a run of a model of transformers leaves at their defaults, by part.
+_OF_OURS: dict[str, dict[str, Any]] = {
+    "model": vars(Model()),
+    "data": {"tokenizer": "bytes", "isolate_documents": False},
+    "task": {"tokenizer": None},
+    "compute": {"shard": False, "loss_chunk": None, "checkpoint_every": 1},
 }
 
 
@@ -122,12 +122,15 @@ class Run:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        for name, part in vars(self).items():
+            if is_dataclass(part):
+                check_numbers(part, f"{name}.")
         if (self.host.model is not None) != (self.variant == HOST):
             raise ValueError(
                 f"variant={self.variant} and host.model={self.host.model} do not go together: "
                 f"variant={HOST} stands for a model of transformers (--host.model MODEL)"
             )
-        for part, usual in _of_ours(self).items() if self.host.model else ():
+        for part, usual in _OF_OURS.items() if self.host.model else ():
             for name, value in usual.items():
                 if (given := getattr(getattr(self, part), name)) != value:
                     raise ValueError(
@@ -138,9 +141,7 @@ class Run:
     def started_from(self, model: str) -> "Run":
         """Return a run that goes on training a model of transformers: what this one says of
         decoders of ours gives way."""
-        changed = {
-            part: replace(getattr(self, part), **usual) for part, usual in _of_ours(self).items()
-        }
+        changed = {part: replace(getattr(self, part), **usual) for part, usual in _OF_OURS.items()}
         return replace(self, variant=HOST, host=replace(self.host, model=model), **changed)
 
     def identity(self) -> dict[str, Any]:
@@ -175,15 +176,6 @@ class Run:
         ]
         changed = (n for n in {**new, **old} if texts[0].get(n) != texts[1].get(n))
         return [(name, old.get(name), new.get(name)) for name in changed]
-
-
-def _of_ours(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the usual values of fields that say something of decoders of ours alone, by part."""
-    usual = {part: type(getattr(run, part))() for part in _OF_OURS}
-    return {
-        part: {name: getattr(usual[part], name) for name in names or vars(usual[part])}
-        for part, names in _OF_OURS.items()
-    }
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:

@@ -75,13 +75,9 @@ def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[
     if not isinstance(value, Mapping):
         raise ValueError(f"{path} must map names to values, got {value!r}")
     key_type, value_type = arguments
-    if key_type is int and not all(str(key).lstrip("-").isdecimal() for key in value):
-        raise ValueError(f"{path} must have whole numbers as keys, got {list(value)}")
-    named = {int(key) if key_type is int else key: item for key, item in value.items()}
-    return {
-        checked(key_type, key, path): checked(value_type, item, f"{path}.{key}")
-        for key, item in named.items()
-    }
+    keys = [int(key) if key_type is int else checked(key_type, key, path) for key in value]
+    items = (checked(value_type, item, f"{path}.{key}") for key, item in value.items())
+    return dict(zip(keys, items, strict=True))
 
 
 def _checked_scalar(hint: Any, value: Any, path: str) -> Any:

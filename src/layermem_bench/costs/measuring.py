@@ -32,6 +32,8 @@ from layermem_bench.config.computing import (
 )
 from layermem_bench.run.optimizer import is_ours
 
+CLEAR_REFS = Path("/proc/self/clear_refs")
+"""Where Linux restarts the peak of a process's memory."""
 # mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
 _MMAP_THRESHOLD = -3
 
@@ -172,7 +174,7 @@ def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:
 
     The first step creates the optimiser's state. None where the system does not report a peak.
     """
-    if shape.device == "cpu" and not _can_measure_peak():
+    if shape.device == "cpu" and not CLEAR_REFS.exists():
         return None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_peak_memory_of_step, model, shape).result()
@@ -211,7 +213,7 @@ def read_memory(device: str, when: Literal["now", "peak"]) -> int:
             torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.max_memory_allocated())
     if when == "now":
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        CLEAR_REFS.write_text("5", encoding="ascii")
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
@@ -231,7 +233,3 @@ def describe_machine(device: str) -> str:
     if device != "cpu":
         where = torch.cuda.get_device_name(device)
     return f"{where}; torch {torch.__version__}"
-
-
-def _can_measure_peak() -> bool:
-    return Path("/proc/self/clear_refs").exists()

@@ -1,6 +1,6 @@
 """The page about an analysis, and its table on the screen: curves by layer, words, what is read."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -66,7 +66,19 @@ def build(analysis: Analysis) -> Page:
         ]
         for measure, up in zip(_MEASURES, ("entropy (nats)", "accuracy", "accuracy"), strict=True)
     )
-    words = [figure for layout in _layouts(analysis) for figure in panels(layout)]
+    words = [
+        figure
+        for name, model in models.items()
+        for figure in panels(
+            Picture(
+                kind="words",
+                name=name,
+                panels={f"layer {i}": points for i, points in model.layout.layers.items()},
+                labels=model.layout.labels,
+                words=options.words or (),
+            )
+        )
+    ]
     shown, again = [Table.of(about), table(analysis)], [analysis.command]
     sections = [
         Section("What was analyzed", tables=shown, commands=again),
@@ -78,17 +90,6 @@ def build(analysis: Analysis) -> Page:
         sections.append(routing_section(name, model))
         sections += [mixtures_section(name, model.mixtures)] if model.mixtures else []
     return Page(title=f"Inside {' against '.join(models)}", lead=lead, sections=sections)
-
-
-def _layouts(analysis: Analysis) -> Iterator[Picture]:
-    for name, model in analysis.models.items():
-        yield Picture(
-            kind="words",
-            name=name,
-            panels={f"layer {i}": points for i, points in model.layout.layers.items()},
-            labels=model.layout.labels,
-            words=analysis.options.words or (),
-        )
 
 
 def table(analysis: Analysis) -> Table:

@@ -28,10 +28,8 @@ _STEPS = (
     "rounds side by side in one process after a warm-up; a step is forward, backward, AdamW. On a "
     "CPU, time is the process's own. Peak: model, optimiser and a step, in a process of its own."
 )
-Amount = tuple[str, float | None]
-"""An amount as it is written, and the number that is compared."""
-Line = tuple[str, str, Sequence[Amount]]
-"""Sizes, arm, and its amounts."""
+Line = tuple[str, str, Sequence[tuple[str, float | None]]]
+"""Sizes, arm, and its amounts: each as it is written, and the number that is compared."""
 
 
 def counted_table(rows: Iterable[Cost]) -> Table:
@@ -57,16 +55,15 @@ def _line(row: Cost, write: Callable[[float], str], *numbers: float) -> Line:
 def measured_table(steps: Iterable[tuple[Cost, Mode, "Measurement"]], how: str) -> Table:
     """Return the time and memory of a step, in the form of the paper's Table 9; ``how``: machine,
     precision, sequences of a step and number of rounds."""
-    lines = [(f"{_sizes(row)}, {mode}", row.arm, _of_step(step)) for row, mode, step in steps]
+    lines = list[Line]()
+    for row, mode, step in steps:
+        times = (step.seconds, step.low, step.high)
+        median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
+        peak = "unknown" if step.peak is None else in_bytes(step.peak)
+        amounts = [(f"{median} ms ({low} to {high})", step.seconds), (peak, step.peak)]
+        lines.append((f"{_sizes(row)}, {mode}", row.arm, amounts))
     titles = ["step, median (quartiles)", "peak memory"]
     return _beside_first(titles, lines, f"{how} {_STEPS}")
-
-
-def _of_step(step: "Measurement") -> list[Amount]:
-    times = (step.seconds, step.low, step.high)
-    median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
-    peak = "unknown" if step.peak is None else in_bytes(step.peak)
-    return [(f"{median} ms ({low} to {high})", step.seconds), (peak, step.peak)]
 
 
 def _beside_first(titles: Sequence[str], lines: Sequence[Line], caption: str) -> Table:

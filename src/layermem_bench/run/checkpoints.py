@@ -5,7 +5,6 @@ One process writes both in full, so that any number of processes goes on from th
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,6 @@ from layermem_bench.run.processes import whole
 from layermem_bench.run.trained_models import ORIGIN
 
 _TRAINING = "training.pt"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a run is, beside its weights and moments."""
-
-    step: int
-    loss: float
-    """Sum of the losses since the last row of metrics."""
-    last_logged: int
-    """Step of that row."""
-    best: tuple[int, float] | None
-    """Step and loss of the best validation."""
 
 
 def whole_weights(model: Any) -> dict[str, Any] | None:
@@ -68,21 +54,22 @@ def random_state(accelerator: Accelerator) -> dict[str, Tensor]:
 
 
 def save_training(
-    checkpoint: Path, run: Run, moments: Any, progress: Progress, random: Mapping[str, Tensor]
+    checkpoint: Path, run: Run, moments: Any, progress: Mapping[str, Any], random: Any
 ) -> None:
-    """Write what a run needs beside the model to go on from its checkpoint."""
-    state = {"moments": moments, "progress": asdict(progress), "random": dict(random)}
+    """Write what a run needs beside the model to go on from its checkpoint; ``progress``: step, sum
+    of the losses since the last row of metrics, step of that row, step and loss of the best
+    validation."""
+    state = {"moments": moments, "progress": progress, "random": random}
     torch.save(state, checkpoint / _TRAINING)
     (checkpoint / ORIGIN).write_text(json.dumps({"run_id": run.id}) + "\n", encoding="utf-8")
 
 
-def load_training(checkpoint: Path, run: Run) -> tuple[Any, Progress, dict[str, Tensor]]:
-    """Return moments, progress and random states of a checkpoint, which must be of this run."""
-    run_id = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8")).get("run_id")
+def load_training(checkpoint: Path, run: Run) -> Any:
+    """Return moments, progress and random states of a checkpoint of this run, by these names."""
+    run_id = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))["run_id"]
     if run_id != run.id:
         raise ValueError(f"{checkpoint} is of the run {run_id}, and this is {run.id}: delete it")
-    state = torch.load(checkpoint / _TRAINING, map_location="cpu", weights_only=True)
-    return state["moments"], Progress(**state["progress"]), state["random"]
+    return torch.load(checkpoint / _TRAINING, map_location="cpu", weights_only=True)
 
 
 def load_weights(checkpoint: Path, model: Any) -> None:

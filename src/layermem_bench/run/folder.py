@@ -257,7 +257,6 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 def recorded_run(folder: RunFolder) -> Run:
     """Return the run that a folder holds; raise if its config was edited since it was written."""
-    check_has_config(folder)
     fields, about = read_config(folder.config)
     if about.get("digest", fields_digest(fields)) != fields_digest(fields):
         raise ValueError(
@@ -266,15 +265,6 @@ def recorded_run(folder: RunFolder) -> Run:
             "may change when it goes on (save_every, data.cache...) is given as an option"
         )
     return run_from_dict(fields)
-
-
-def check_has_config(folder: RunFolder) -> None:
-    """Raise if a folder that holds a run has lost the file that says of what."""
-    if not folder.config.exists():
-        raise FileNotFoundError(
-            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
-            "choose another --out"
-        )
 
 
 def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:

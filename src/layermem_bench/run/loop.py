@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
@@ -59,6 +60,8 @@ class Loop:
         self.stop = processes.StopOnSignal(accelerator)
         self.world: int = accelerator.num_processes
         self.micro = sequences_at_once(run, self.world)
+        # Of a step, in each process.
+        self._micro_batches = run.optim.batch_size // (self.micro * self.world)
         self.in_bfloat16 = uses_bfloat16(run.compute.precision)
         self.step, self.last_logged = 0, 0
         # Step and loss.
@@ -83,21 +86,20 @@ class Loop:
             processes.shard(model, compute.precision)
         self.optimizer = build_optimizer(model, overrides_of(model), self.run.optim, self.device)
         if checkpoint is not None:
-            self._go_on_from(checkpoint)
+            saved = checkpoints.load_training(checkpoint, self.run)
+            checkpoints.load_moments(self.optimizer, saved["moments"])
+            done, self._random = saved["progress"], saved["random"]
+            self.step, self.last_logged, self.best = done["step"], done["last_logged"], done["best"]
+            self.loss.fill_(done["loss"])
         self._takes_count = _takes_count(model)
-        is_copied = self.world > 1 and not compute.shard
-        self._copies = processes.copy_to_processes(model, self.accelerator) if is_copied else None
+        self._copies: DistributedDataParallel | None = None
+        if self.world > 1 and not compute.shard:
+            devices = None if self.device.type == "cpu" else [self.device]
+            self._copies = DistributedDataParallel(model, device_ids=devices)
         # What a step calls; it computes as ``model`` does, which validations and saves call.
         self.trained: Any = self._copies or model
         if compute.compile:
             self.trained = torch.compile(self.trained)
-
-    def _go_on_from(self, checkpoint: Path) -> None:
-        moments, progress, self._random = checkpoints.load_training(checkpoint, self.run)
-        checkpoints.load_moments(self.optimizer, moments)
-        self.step, self.last_logged = progress.step, progress.last_logged
-        self.best = progress.best
-        self.loss.fill_(progress.loss)
 
     def train(self) -> bool:
         """Train to the last step, or to the one where a signal stops the run; return whether the
@@ -142,11 +144,6 @@ class Loop:
             if is_stopped or is_last or saves:
                 self.save()
 
-    @property
-    def _micro_batches(self) -> int:
-        """Micro-batches of a step in each process."""
-        return self.run.optim.batch_size // (self.micro * self.world)
-
     def _batches(self) -> DataLoader[Any]:
         """Return this process's micro-batches of the steps that are left."""
         run, on_gpu = self.run, self.device.type == "cuda"
@@ -174,9 +171,7 @@ class Loop:
         """Change the weights by the gradients of one step."""
         self.model.train()
         counts = [batch["labels"][..., 1:].ne(IGNORED).sum().to(self.device) for batch in batches]
-        labels = torch.stack(counts).sum()
-        if self.world > 1:
-            labels = self.accelerator.reduce(labels)
+        labels = self.accelerator.reduce(torch.stack(counts).sum())
         for number, (batch, count) in enumerate(zip(batches, counts, strict=True), 1):
             is_last = number == len(batches)
             # Copies average their gradients once a step.
@@ -235,7 +230,8 @@ class Loop:
         self._speed.restart(self.step)
 
     def _mean_loss(self) -> Tensor:
-        return self.loss if self.world == 1 else self.accelerator.reduce(self.loss, "mean")
+        mean: Tensor = self.accelerator.reduce(self.loss, "mean")
+        return mean
 
     def _write(self, row: dict[str, float]) -> None:
         row = {"step": self.step, "tokens": round(self.step * self._speed.tokens), **row}
@@ -271,7 +267,7 @@ class Loop:
             places = range(first, min(first + self.micro, filled))
             batch = self._on_device(data.collate([data[i % len(data)] for i in places]))
             rows = judge_tokens(self.model, batch, self._loss_chunk(batch))
-            judged.append(rows if self.world == 1 else self.accelerator.gather(rows))
+            judged.append(self.accelerator.gather(rows))
         return torch.cat(judged)[: len(data)].cpu().double()
 
     def save(self) -> None:
@@ -284,12 +280,8 @@ class Loop:
             random, loss = checkpoints.random_state(self.accelerator), float(self._mean_loss())
             if not self.is_first:
                 return
-            progress = checkpoints.Progress(
-                step=self.step,
-                loss=loss,
-                last_logged=self.last_logged,
-                best=self.best,
-            )
+            progress: dict[str, Any] = {"step": self.step, "loss": loss}
+            progress |= {"last_logged": self.last_logged, "best": self.best}
             with self.folder.stage_checkpoint(self.step) as place:
                 self.write_model(place, weights)
                 checkpoints.save_training(place, self.run, moments, progress, random)

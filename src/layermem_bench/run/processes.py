@@ -22,7 +22,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from layermem_bench.config.computing import uses_bfloat16
 from layermem_bench.config.run import Run
@@ -68,12 +67,6 @@ def any_process(flag: bool, accelerator: Accelerator) -> bool:
     shared = torch.tensor(int(flag), device=accelerator.device)
     distributed.all_reduce(shared)
     return bool(shared)
-
-
-def copy_to_processes(model: nn.Module, accelerator: Accelerator) -> DistributedDataParallel:
-    """Return the model with gradients averaged over processes that hold a copy each."""
-    device = accelerator.device
-    return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
 
 
 def shard(model: Any, precision: str) -> None:

@@ -50,7 +50,11 @@ def build_model(run: Run, tokenizer: Any) -> Any:
         return load_host(run)
     source, entry = run.model.pretrained, lookup(run.variant)
     if source is None:
-        return build(run.variant, **_model_fields(run, tokenizer))
+        values, end = run.model.sizes() | run.model.variant_fields(), tokenizer.eos_token_id
+        values["vocab_size"] = values["vocab_size"] or len(tokenizer)
+        places = max(2048, run.data.block_size)
+        ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}
+        return build(run.variant, **{"max_position_embeddings": places, **ids, **values})
     check_options(run.variant, run.model)
     is_own = AutoConfig.from_pretrained(source).model_type == entry.config.model_type
     load = entry.causal_lm.from_pretrained if is_own else entry.causal_lm.from_llama
@@ -99,20 +103,6 @@ def adds_parameters(variant: str, model: Model) -> bool:
     with torch.device("meta"):
         built = entry.causal_lm(check_options(variant, model))
     return bool(find_overridden(built, entry.variant.overrides))
-
-
-def _model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
-    sizes = run.model.sizes()
-    sizes["vocab_size"] = sizes["vocab_size"] or len(tokenizer)
-    end = tokenizer.eos_token_id
-    return {
-        **sizes,
-        "max_position_embeddings": max(2048, run.data.block_size),
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": tokenizer.pad_token_id,
-        **run.model.variant_fields(),
-    }
 
 
 def weights_digest(source: str | None, revision: str | None = None) -> str | None:

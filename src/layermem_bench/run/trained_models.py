@@ -216,10 +216,6 @@ class Lineage:
     """Model that the first stage started from, of unknown training; None: new weights."""
     stages: tuple[Stage, ...] = ()
 
-    def followed_by(self, stage: Stage) -> "Lineage":
-        """Return the lineage of a model that one more stage has trained."""
-        return replace(self, stages=(*self.stages, stage))
-
     def stage_that_learnt(self, documents: Sketch) -> Stage | None:
         """Return the last stage that trained on some of these documents."""
         stages = reversed(self.stages)

@@ -87,7 +87,7 @@ def _train(
     _end_as_in_training(model, learning.tokenizer)
     # Every checkpoint says it from the first step on.
     stage = stage_of(run, learning.train_data.documents)
-    write_lineage(model.config, earlier.followed_by(stage))
+    write_lineage(model.config, replace(earlier, stages=(*earlier.stages, stage)))
     if accelerator.is_main_process:
         folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
         folder.diverged.unlink(missing_ok=True)
