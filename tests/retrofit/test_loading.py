@@ -15,14 +15,7 @@ import transformers as hf
 from host_models import HOSTS, make_attached, make_host, make_ids, shake_routers
 from safetensors.torch import load_file, save_file
 
-from layermem.retrofit import (
-    Host,
-    attach,
-    detach,
-    load_attached,
-    router_parameters,
-    save_routers,
-)
+from layermem.retrofit import Host, attach, detach, load_attached, router_parameters, save_routers
 from layermem_bench.text.tokenizers import load_tokenizer
 
 EAGER = {"attn_implementation": "eager"}
