@@ -26,6 +26,7 @@ from layermem.ops.route import route
 from layermem.retrofit import (
     attach,
     detach,
+    load_attached,
     load_routers,
     router_parameters,
     save_routers,
@@ -49,6 +50,7 @@ __all__ = [
     "build",
     "detach",
     "list_variants",
+    "load_attached",
     "load_routers",
     "route",
     "router_parameters",

@@ -164,6 +164,27 @@ def test_it_computes_what_the_native_model_does():
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "phi3"])
+def test_random_weights_train_with_the_recipe(name, tmp_path):
+    """A LLaMA as our own model does, and each is loaded as it was saved."""
+    models, ids, runs = [make_host(name)], make_ids(), []
+    if name == "llama":
+        models.append(layermem.LimeForCausalLM.from_llama(models[0], **layermem.RECIPE))
+    attach(models[0], init="value_residual", shares_kv=False, grain="layer")
+    for model in models:
+        optimizer, runs = torch.optim.AdamW(model.parameters(), lr=1e-3), [*runs, []]
+        for _ in range(3):
+            output = model(ids, labels=ids)
+            runs[-1].append(output.logits)
+            optimizer.zero_grad()
+            output.loss.backward()
+            optimizer.step()
+    torch.testing.assert_close(runs[0], runs[-1], rtol=1e-4, atol=1e-4)
+    models[0].save_pretrained(tmp_path)
+    loaded = layermem.load_attached(tmp_path).eval()
+    torch.testing.assert_close(loaded(ids).logits, models[0](ids).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "deberta"])
 def test_routers_alone_learn(name):
     model, ids = attach(make_host(name)).train(), make_ids()

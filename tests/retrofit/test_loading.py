@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,14 +15,7 @@ import transformers as hf
 from host_models import HOSTS, make_attached, make_host, make_ids, shake_routers
 from safetensors.torch import load_file, save_file
 
-from layermem.retrofit import (
-    Host,
-    attach,
-    detach,
-    load_attached,
-    router_parameters,
-    save_routers,
-)
+from layermem.retrofit import Host, attach, detach, load_attached, router_parameters, save_routers
 from layermem_bench.text.tokenizers import load_tokenizer
 
 EAGER = {"attn_implementation": "eager"}
@@ -190,13 +184,6 @@ def of_another_base(folder, tmp_path):
     return {"folder": folder / "routers", "base": tmp_path / "other"}
 
 
-def of_a_lost_base(folder, tmp_path):
-    model = make_attached("llama")
-    model.config._name_or_path = "/gone/base"
-    save_routers(model, tmp_path / "routers")
-    return {"folder": tmp_path / "routers"}
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -207,7 +194,6 @@ def of_a_lost_base(folder, tmp_path):
         ),
         (without_a_router, r"lacks 1 .*model\.layers\.2\.self_attn\.memory"),
         (of_another_base, "weights are others"),
-        (of_a_lost_base, "gone"),
     ],
 )
 def test_what_would_be_another_model_is_refused(adapter, make, message, tmp_path):
@@ -222,9 +208,20 @@ def test_a_lost_base_of_a_relative_path_is_not_looked_for_on_the_hub(tmp_path, m
     save_routers(attach(hf.AutoModelForCausalLM.from_pretrained("runs/base")), "routers")
     assert load_attached("routers").config.num_hidden_layers == 4
     Path("runs").rename("moved")
-    monkeypatch.setattr("layermem.retrofit.loading.find_commit", pytest.fail)
-    with pytest.raises(ValueError, match="runs/base"):
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", pytest.fail)
+    with pytest.raises(ValueError, match=r"runs/base.*base="):
         load_attached("routers")
+
+
+def test_the_hub_is_asked_once_for_a_lost_base(tmp_path, monkeypatch):
+    model, asked = make_attached("llama"), Mock(side_effect=OSError("no network"))
+    model.config._name_or_path = "org/gone"
+    save_routers(model, tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", asked)
+    with pytest.raises(ValueError, match=r"org/gone.*base="):
+        load_attached(tmp_path)
+    assert asked.call_count == 1
 
 
 # Without layermem

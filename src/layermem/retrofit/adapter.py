@@ -29,19 +29,16 @@ from transformers import PreTrainedModel
 from layermem.models.configuration import LINEAGE
 from layermem.models.hub import commit_of
 from layermem.models.memories import unadapted_memories
-from layermem.retrofit.attachment import (
-    MEMORY,
-    attachment_of,
-    check_same_memory,
-)
+from layermem.retrofit.attachment import MEMORY, attachment_of, check_same_memory
 from layermem_base.files import write_atomically
 
 WEIGHTS, SETTINGS = "routers.safetensors", "routers.json"
+BASE = "base_model_name_or_path"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.
 _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
 _WRAPPED = ("base_layer", "original_module")
-_FORMAT = 3
+_FORMAT = 4
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,12 +59,9 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     name = getattr(config, "_name_or_path", "") or ""
     settings = {
         "format": _FORMAT,
-        "base": {
-            # With ./ before it, a folder is never looked for on the hub.
-            "name": os.path.join(os.curdir, name) if name and Path(name).is_dir() else name,
-            "revision": commit_of(config),
-            "fingerprints": _fingerprints(model),
-        },
+        # As in PEFT's files. With ./ before it, a folder is never looked for on the hub.
+        BASE: os.path.join(os.curdir, name) if name and Path(name).is_dir() else name,
+        "base": {"revision": commit_of(config), "fingerprints": _fingerprints(model)},
         **attachment_of(model).describe(),
         "digest": hashlib.sha256(content).hexdigest(),
     }
@@ -85,7 +79,7 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     is_same = not saved["base"]["fingerprints"].items().isdisjoint(_fingerprints(model).items())
     if not is_same or saved["architecture"] != own["architecture"]:
         raise ValueError(
-            f"the routers in {path} are for {saved['architecture']} {saved['base']['name']} "
+            f"the routers in {path} are for {saved['architecture']} {saved[BASE]} "
             f"(revision {saved['base']['revision']}), whose weights are others than those of this "
             f"{own['architecture']}; load that base, in float32 if routers and base were rounded "
             "to two kinds of 16 bits. Resized embeddings and weights of 4 or 8 bits are saved with "

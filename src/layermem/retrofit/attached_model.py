@@ -17,12 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
 
 from layermem.retrofit.attached_config import AttachedConfig, saved_as_attached
-from layermem.retrofit.attachment import (
-    MEMORY,
-    attachment_of,
-    has_memory,
-    owner_path,
-)
+from layermem.retrofit.attachment import MEMORY, attachment_of, has_memory, owner_path
 
 # Where the config of a host has its memory while a model is built of it.
 _MEMORY = "layer_memory"

@@ -38,22 +38,23 @@ def attach(
     model: ModelT,
     router: Literal["full", "last", "first"] = "full",
     window: int | None = None,
-    init: Literal["identity", "paper"] = "identity",
+    init: Literal["identity", "paper", "value_residual"] = "identity",
     *,
     shares_kv: bool = True,
     grain: Grain = "pair",
     host: Host | None = None,
 ) -> ModelT:
-    """Add layer memory to a pretrained model, in place, and return it.
+    """Add layer memory to a model, in place, and return it.
 
     Every layer but the first gets a router, ``self_attn.memory`` in a LLaMA, whose ``weight`` is
     that of ``LimeRouter``. ``router`` and ``window`` choose the layers that it reads, as
     ``LimeConfig.router`` and ``router_window`` do. With ``shares_kv=False`` keys and values have
     weights of their own (``value_weight``), and ``grain`` says for what a router has a
     number, as ``LimeConfig.router_grain`` does. With ``init="identity"`` the model computes what
-    it did: bit for bit in eager float32. Give the whole model, which then saves itself with its
-    memory: a model that holds an attached part does not. ``host`` says where the parts of an
-    architecture lie that is not in ``layermem.retrofit.HOSTS``.
+    it did: bit for bit in eager float32; the others are for random weights, as pretrained ones then
+    compute something else, and "value_residual" is for ``shares_kv=False``. Give the whole model,
+    which then saves itself with its memory: a model that holds an attached part does not. ``host``
+    says where the parts of an architecture lie that is not in ``layermem.retrofit.HOSTS``.
     """
     if host is None:
         owner, found = find_host(model)

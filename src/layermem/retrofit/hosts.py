@@ -15,7 +15,7 @@ Letters: B batch, T tokens, H query heads, R key-value heads, E head width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -81,12 +81,8 @@ HOSTS = MappingProxyType(
         "GPT2Model": Host(layers="h", attention="attn", fused="c_attn"),
         "BertEncoder": _BERT,
         "RobertaEncoder": _BERT,
-        "DebertaV2Encoder": Host(
-            layers="layer",
-            attention="attention.self",
-            key="key_proj",
-            value="value_proj",
-            key_projects_positions=True,
+        "DebertaV2Encoder": replace(
+            _BERT, key="key_proj", value="value_proj", key_projects_positions=True
         ),
     }
 )

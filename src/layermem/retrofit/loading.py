@@ -8,11 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import file_exists
 from transformers import AutoModelForCausalLM
+from transformers.utils import CONFIG_NAME
 
 from layermem.models.hub import find_commit, set_commit
 from layermem.models.pretrained import location_arguments, without_loading_report
-from layermem.retrofit.adapter import SETTINGS, load_routers, read_settings
+from layermem.retrofit.adapter import BASE, SETTINGS, load_routers, read_settings
 from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attached_model import refuse_missing
 from layermem.retrofit.attaching import attach_as_saved
@@ -35,7 +37,7 @@ def load_attached(
     (model, what transformers reports) is returned.
     """
     path = Path(folder)
-    location, revision = (base, None) if base is not None else find_base(path)
+    location, revision = (base, None) if base is not None else find_base(path, **kwargs)
     if revision is not None:
         kwargs.setdefault("revision", revision)
     commit = find_commit(location, **location_arguments(kwargs))
@@ -67,17 +69,29 @@ def saved_memory(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return read_memory(folder) or read_settings(Path(folder))
 
 
-def find_base(folder: str | os.PathLike[str]) -> tuple[str | Path, str | None]:
-    """Return where the base of saved routers lies, which may be their folder, and its revision."""
+def find_base(folder: str | os.PathLike[str], **kwargs: Any) -> tuple[str | Path, str | None]:
+    """Return where the base of saved routers lies, which may be their folder, and its revision.
+
+    The hub is asked once, without retries, for a name that is not in the cache.
+    """
     path = Path(folder)
     if read_memory(path) is not None:
         return path, None
-    named = read_settings(path)["base"]
-    name: str = named["name"]
-    is_folder = Path(name).is_dir()
-    if not name or (not is_folder and name.startswith((".", "/"))):
-        raise ValueError(
-            f"{path / SETTINGS} names no base that is on this machine, but {name!r}; give it: "
-            "load_attached(folder, base=...)"
-        )
-    return name, None if is_folder else named["revision"]
+    saved = read_settings(path)
+    name: str = saved[BASE]
+    if name and Path(name).is_dir():
+        return name, None
+    revision = saved["base"]["revision"]
+    location = {"revision": revision, **location_arguments(kwargs)}
+    asked, reason = {each: location.get(each) for each in ("revision", "token")}, "not there"
+    try:
+        cached = find_commit(name, **{**location, "local_files_only": True})
+        # Of a path this raises without asking.
+        if cached or file_exists(name, CONFIG_NAME, **asked):
+            return name, revision
+    except Exception as error:
+        reason = str(error)
+    raise ValueError(
+        f"{path / SETTINGS} names a base that is not found here, {name!r} ({reason}); give it: "
+        "load_attached(folder, base=...)"
+    )
