@@ -3,6 +3,7 @@
     build("lime", **fields)   a causal LM with fresh weights; list_variants() lists the names
     build("lime", **RECIPE)   with the settings of routers that we advise, which are not the paper's
     LimeForCausalLM           the same, Hugging Face style: from_pretrained, generate, from_llama
+    Seams(name, **fields)     a variant's modules, for a model of your own
     LimeRouter, route         the mechanism alone, for a loop of your own
     attach(model)             the mechanism in a model of transformers, in place; detach(model)
 
@@ -21,7 +22,7 @@ Auto classes, and then imports the plugins that are installed or named by the en
 """
 
 from layermem.models.lime_router import LimeRouter
-from layermem.models.registry import build, list_variants
+from layermem.models.registry import Seams, build, list_variants
 from layermem.ops.route import route
 from layermem.retrofit import (
     attach,
@@ -46,6 +47,7 @@ __all__ = [
     "PlainConfig",
     "PlainForCausalLM",
     "PlainModel",
+    "Seams",
     "attach",
     "build",
     "detach",

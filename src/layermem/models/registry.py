@@ -9,8 +9,9 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from typing import Any, get_args
 
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -30,7 +31,7 @@ from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import PREFIX, DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.seams import Variant
+from layermem.models.seams import SubLayer, Variant
 from layermem_base.plugins import unknown_name
 
 
@@ -186,3 +187,27 @@ def build(name: str, **fields: Any) -> DecoderForCausalLM:
     check_names(entry, fields.keys() - BUILT_WITH)
     check_dtype(fields.get("dtype"))
     return entry.causal_lm._from_config(entry.config(**fields))
+
+
+class Seams(nn.Module):
+    """The initialised modules of a variant, or pair, for a model that is not ours.
+
+    ``fields`` are those of its config. ``sources`` says whose slots a layer's memory is given.
+    """
+
+    def __init__(self, name: str, **fields: Any) -> None:
+        super().__init__()
+        check_names(entry := lookup(name), fields)
+        config, variant = entry.config(**fields), entry.variant
+        layers, read = range(config.num_hidden_layers), variant.hands_on(config) == "read"
+        memories = [variant.memory(config, i) for i in layers]
+        parts = min(len(variant.projects(config, i)) for i in layers)
+        by_ids = any(memory.reads_ids for memory in memories)
+        if parts < 2 or by_ids or read or variant.inputs_by_head(config):
+            raise ValueError(f"{name} changes more of a layer than its seams; use layermem.build")
+        pairs = [[variant.connection(config, i, at) for at in get_args(SubLayer)] for i in layers]
+        self.memories = nn.ModuleList(memories)
+        self.connections = nn.ModuleList(map(nn.ModuleList, pairs))
+        self.stream, self.overrides = variant.stream(config), variant.overrides
+        self.sources = [variant.sources(config, i) for i in layers]
+        self.apply(variant.init_weights)
