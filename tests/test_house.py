@@ -187,9 +187,9 @@ ROOMS = {
     "src/layermem_bench/pages": 1_472,
     "src/layermem_bench/paper": 1_260,
     "src/layermem_bench/run": 2_245,
-    "src/layermem_bench/studies": 2_680,
+    "src/layermem_bench/studies": 2_621,
     "src/layermem_bench/tasks": 1_630,
-    "src/layermem_bench/text": 935,
+    "src/layermem_bench/text": 913,
     "tests": 21_900,
 }
 FILES = {

@@ -64,9 +64,7 @@ def carry_out(
         # Before any training, as steps that cannot be compared with are refused.
         timed = stage if "time" in study.conditions else ()
         steps = {board.name: measured_steps(board, out) for board in timed}
-        attempts: planning.Plan = {}
-        for board in stage:
-            attempts |= planning.trials(board)
+        attempts = {n: run for board in stage for n, run in planning.trials(board).items()}
         # Where one fails, the choice would be without a learning rate by accident.
         train_missing(_unrecorded(attempts, recorded), out, launch)
         counting: planning.Plan = {}

@@ -102,19 +102,19 @@ def _estimate(board: str, members: Sequence[Member], out: Path) -> Estimate:
         logger.warning("%s is not on this machine: its sizes are guessed, and so are costs", name)
     # What runs of the same steps cost differs by their numbers alone.
     of_step = {step_facts(run): _cost(replace(run, max_steps=1)) for run in runs}
+    costs = [(of_step[step_facts(run)], run.max_steps) for run in runs]
     speeds, hours = _speeds({out, Path("runs")}) if left else {}, None
-    if all(step_facts(run) in speeds for run in left):
+    with suppress(KeyError):
         by_step = [(step_facts(run), run.max_steps) for run in left]
-        seconds = [number * of_step[step].tokens / speeds[step] for step, number in by_step]
-        hours = sum(seconds) / 3600
+        hours = sum(n * of_step[step].tokens / speeds[step] for step, n in by_step) / 3600
     trials = sum(run.seed == CHOOSING_SEED for run in runs)
     return Estimate(
         board=board,
         trials=trials,
         counting=len(members) - trials,
         recorded=len(members) - len(left),
-        tokens=sum(of_step[step_facts(run)].tokens * run.max_steps for run in runs),
-        flops=sum(of_step[step_facts(run)].flops * run.max_steps for run in runs) or None,
+        tokens=sum(cost.tokens * steps for cost, steps in costs),
+        flops=sum(cost.flops * steps for cost, steps in costs) or None,
         hours=hours,
     )
 
@@ -123,8 +123,7 @@ def _cost(run: Run) -> RunCost:
     """Return what a run costs in closed form; of a model of transformers its tokens alone."""
     if run.host.model is None:
         return run_cost(run)
-    sequences = run.max_steps * run.optim.batch_size
-    return RunCost(0, sequences * tokens_of_a_sequence(run), 0.0)
+    return RunCost(0, run.max_steps * run.optim.batch_size * tokens_of_a_sequence(run), 0.0)
 
 
 def _speeds(folders: set[Path]) -> Mapping[Any, float]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -194,21 +194,18 @@ class LocalProcesses(Executor):
 
 
 @dataclass
-class _SlurmJob:
-    job: Any
+class _Job:
+    """A job of submitit or a future of Ray, which is asked and stopped as a process is."""
+
+    future: Any
+    terminate: Callable[[], object]
 
     def poll(self) -> int | None:
-        from submitit.core.utils import UncompletedJobError
-
         try:
-            return self.job.result() if self.job.done() else None
-        except UncompletedJobError as error:
-            logger.error("Slurm's job %s: %s", self.job.job_id, error)
+            return self.future.result() if self.future.done() else None
+        except Exception as error:
+            logger.error("%s: %s", type(error).__name__, error)
             return 1
-
-    def terminate(self) -> None:
-        # Slurm sends SIGTERM to all of a job's processes.
-        self.job.cancel(check=False)
 
 
 class SlurmArray(Executor):
@@ -241,26 +238,8 @@ class SlurmArray(Executor):
         )
         jobs = executor.submit_array(commands)
         logger.info("%d runs are Slurm's job %s; logs: %s", len(jobs), jobs[0].job_id, logs)
-        return [*map(_SlurmJob, jobs)]
-
-
-@dataclass
-class _RayTask:
-    reference: Any
-
-    def poll(self) -> int | None:
-        import ray
-
-        try:
-            return ray.get(self.reference) if ray.wait([self.reference], timeout=0)[0] else None
-        except ray.exceptions.RayError as error:
-            logger.error("%s: %s", type(error).__name__, error)
-            return 1
-
-    def terminate(self) -> None:
-        import ray
-
-        ray.cancel(self.reference)
+        # Slurm sends SIGTERM to all of a job's processes.
+        return [_Job(job, partial(job.cancel, check=False)) for job in jobs]
 
 
 class RayTasks(Executor):
@@ -274,6 +253,7 @@ class RayTasks(Executor):
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         import ray
 
+        self._ray = ray
         if not ray.is_initialized():
             ray.init(
                 address=asked.address or "local",
@@ -296,7 +276,8 @@ class RayTasks(Executor):
         passed = {name: text for name, text in os.environ.items() if name.startswith(_PASSED_ON)}
         for command in commands:
             command.environment = {"OMP_NUM_THREADS": str(self.asked.cpus), **passed}
-        return [_RayTask(self._train.remote(command)) for command in commands]
+        tasks = map(self._train.remote, commands)
+        return [_Job(task.future(), partial(self._ray.cancel, task)) for task in tasks]
 
 
 def is_taken(folder: Path) -> bool:

