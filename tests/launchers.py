@@ -14,6 +14,14 @@ from layermem_bench.studies import executors
 from layermem_bench.studies.records import ERRORS
 
 
+class Ended:
+    """A job with its exit code."""
+
+    def __init__(self, code):
+        self.poll = lambda: code
+        self.terminate = lambda: None
+
+
 class InThisProcess(executors.Executor):
     """Trains one run after the other, here; ``begun`` are the names of those started."""
 
@@ -27,15 +35,9 @@ class InThisProcess(executors.Executor):
 
     def _submit(self, commands):
         return [
-            self.train(load_run(each.folder / "asked.yaml"), RunFolder(each.folder))
+            Ended(self.train(load_run(each.folder / "asked.yaml"), RunFolder(each.folder)))
             for each in commands
         ]
-
-    def _poll(self, job):
-        return job
-
-    def _cancel(self, job):
-        pass
 
     def train(self, run, folder):
         """Train a run as its own process would; return the exit code."""

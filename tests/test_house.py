@@ -190,7 +190,7 @@ ROOMS = {
     "src/layermem_bench/run": 2_193,
     "src/layermem_bench/studies": 2_680,
     "src/layermem_bench/tasks": 1_630,
-    "src/layermem_bench/text": 935,
+    "src/layermem_bench/text": 913,
     "tests": 21_900,
 }
 FILES = {

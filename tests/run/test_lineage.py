@@ -25,7 +25,7 @@ from layermem_bench.run.trained_models import (
 )
 from layermem_bench.run.training import train
 from layermem_bench.tasks import prosqa
-from layermem_bench.text.blocks import SIZE, Sketch
+from layermem_bench.text.blocks import SIZE, Sketch, hash_text
 from layermem_bench.text.preparing import prepare
 from layermem_bench.text.tokenizers import load_tokenizer
 
@@ -82,14 +82,18 @@ def test_documents_that_were_trained_on_are_not_held_out(name, documents, share,
     check_earlier_stages(after(TEXT, start), kept)
 
 
+def sketch(numbers):
+    return Sketch(hash_text(str(number)) for number in numbers)
+
+
 def test_a_sketch_is_bounded_and_finds_what_it_can():
-    learnt = Sketch.of(map(str, range(50_000)))
+    learnt = sketch(range(50_000))
     assert len(learnt.hashes) == SIZE and len(learnt.to_text()) < 90_000
-    assert Sketch.of(map(str, range(300, 320))).copies_in(learnt)
-    assert not Sketch.of(map(str, range(50_000, 99_000))).copies_in(learnt)
+    assert sketch(range(300, 320)).copies_in(learnt)
+    assert not sketch(range(50_000, 99_000)).copies_in(learnt)
     assert (Sketch.from_text(learnt.to_text()).hashes == learnt.hashes).all()
-    halves = Sketch.of(map(str, range(20_000))), Sketch.of(map(str, range(20_000, 50_000)))
-    assert (Sketch.merged(halves).hashes == learnt.hashes).all()
+    halves = [*sketch(range(20_000)).hashes, *sketch(range(20_000, 50_000)).hashes]
+    assert (Sketch(map(int, halves)).hashes == learnt.hashes).all()
 
 
 def test_a_file_of_problems_that_an_earlier_stage_learnt(tmp_path, split="test"):

@@ -78,7 +78,8 @@ def outcome(line: Line, metric: Metric) -> str:
 
 def shown_metrics(result: StudyResult, board: Board, condition: Condition) -> list[str]:
     """Return the metrics that have a table of their own, that of the ranking first."""
-    names = [n for n in result.metrics_of(board.name, condition.name) if BY_LEVEL not in n]
+    runs = result.of(board.name, condition.name)
+    names = dict.fromkeys(name for run in runs for name in run.metrics if BY_LEVEL not in name)
     return sorted(names or [board.metric], key=lambda name: name != board.metric)
 
 
@@ -119,7 +120,7 @@ def answer_text(answered: Answered, result: StudyResult) -> str:
     if answered.answer is None or bound is None:
         runs = result.of(question.board, question.condition)
         ours = [run for run in runs if run.arm in (question.arm, question.against)]
-        if left := sum(map(result.to_come_of, ours)):
+        if left := sum(run.is_to_come for run in ours):
             return f"open (runs to come: {left})"
         lost = sorted({run.seed for run in ours if question.metric not in run.metrics})
         seeds = f"no value of seeds {', '.join(map(str, lost))}" if lost else "one seed"

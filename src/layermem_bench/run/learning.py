@@ -18,7 +18,7 @@ from layermem_bench.run.folder import Solved
 from layermem_bench.run.setup import build_model, load_run_tokenizer
 from layermem_bench.tasks import registry
 from layermem_bench.tasks.problems import Problem
-from layermem_bench.text.blocks import Blocks, Sketch
+from layermem_bench.text.blocks import Blocks, Sketch, hash_text
 from layermem_bench.text.preparing import prepare
 
 IGNORED = -100
@@ -29,7 +29,7 @@ IGNORED = -100
 class ProblemDataset(Dataset[dict[str, Tensor]]):
     """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
 
-    documents = Sketch.of(())
+    documents = Sketch()
 
     def __init__(self, problems: Sequence[Problem], tokenizer: Any) -> None:
         if not problems:
@@ -91,7 +91,7 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
     registry.check_tokenizer(definition, tokenizer, validation)
     for dataset, splits in zip(datasets, (("train",), ("validation", "test")), strict=True):
         read = (each for split in splits if split in files for each in problems[split])
-        dataset.documents = Sketch.of(problem.prompt for problem in read)
+        dataset.documents = Sketch(hash_text(problem.prompt) for problem in read)
     return datasets
 
 

@@ -8,8 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,7 +21,7 @@ from layermem_bench.costs.model_sizes import unknown_size
 from layermem_bench.run.folder import ERRORS, RunFolder
 from layermem_bench.run.progress import RunsProgress
 from layermem_bench.studies import planning, records
-from layermem_bench.studies.definition import Board, Study
+from layermem_bench.studies.definition import Study
 from layermem_bench.studies.executors import (
     Executor,
     Launching,
@@ -32,7 +31,7 @@ from layermem_bench.studies.executors import (
 )
 from layermem_bench.studies.gathering import RESULT, STUDIES, gather
 from layermem_bench.studies.records import RecordedRuns, add_labels, is_finished
-from layermem_bench.studies.result import LOSS, MeasuredSteps, Planned, StudyResult
+from layermem_bench.studies.result import LOSS, Planned, StudyResult
 from layermem_bench.studies.steps import measured_steps
 
 PLAN = "plan.json"
@@ -65,16 +64,19 @@ def carry_out(
         # Before any training, as steps that cannot be compared with are refused.
         timed = stage if "time" in study.conditions else ()
         steps = {board.name: measured_steps(board, out) for board in timed}
-        attempts: planning.Plan = {}
-        for board in stage:
-            attempts |= planning.trials(board)
+        attempts = {n: run for board in stage for n, run in planning.trials(board).items()}
         # Where one fails, the choice would be without a learning rate by accident.
         train_missing(_unrecorded(attempts, recorded), out, launch)
         counting: planning.Plan = {}
         for board in stage:
-            of_board = _plan(study, board, recorded, done, steps.get(board.name))
-            done[board.name], lost = of_board, of_board.lost
-            counting |= {n: run for n, run in of_board.runs.items() if run.labels.arm not in lost}
+            done[board.name] = of_board = planning.plan_of(
+                study, board, recorded, done, steps.get(board.name)
+            )
+            if len(of_board.lost) == len(board.arms):
+                raise RuntimeError(
+                    f"every arm diverged at every learning rate on {board.name}; try lower ones"
+                )
+            counting |= of_board.trained()
         is_read |= any(map(recorded.has_ended, counting.values()))
         planned = _planned(plan, study, is_read=is_read)
         write_atomically(plan, to_json(planned))
@@ -129,30 +131,6 @@ def check_conditions(study: Study) -> None:
             planning.at_equal_parameters(arm.change(board.base), board.base)
 
 
-def _plan(
-    study: Study,
-    board: Board,
-    recorded: RecordedRuns,
-    done: Mapping[str, planning.Done],
-    steps: MeasuredSteps | None,
-) -> planning.Done:
-    """Return the runs that count of a board whose trials are recorded."""
-    tried, choices, lost = planning.choose(board, recorded)
-    before = done[board.starts_from.name] if board.starts_from else None
-    lost |= before.lost if before else frozenset()
-    if len(lost) == len(board.arms):
-        raise RuntimeError(
-            f"every arm diverged at every learning rate on {board.name}; try lower ones"
-        )
-    at_tokens = planning.counting_runs(
-        board, study.seeds, choices, recorded.path_of, before.choices if before else None
-    )
-    runs = planning.at_conditions(study.conditions, at_tokens, board, steps)
-    return planning.Done(
-        board=board, tried=tried, choices=choices, lost=lost, runs=runs, steps=steps
-    )
-
-
 def _unrecorded(plan: planning.Plan, recorded: RecordedRuns) -> planning.Plan:
     """Return the runs that are recorded nowhere, or under their own names."""
     return {n: run for n, run in plan.items() if recorded.path_of(n, run) == recorded.out / n}
@@ -192,51 +170,43 @@ def _train_all(
     failed: dict[str, str] = {}
     active: list[str] = []
     count, progress = 0, RunsProgress(len(waiting))
-    with _sigterm_raises():
-        try:
-            while active or (waiting and (count or len(failed) < 2)):
-                untaken = (name for name in waiting if not is_taken(work[name][1].path))
-                free = list(islice(untaken, executor.room()))
-                for name in free:
-                    waiting.remove(name)
-                    active.append(name)
-                    progress.begin(name, work[name][0].max_steps)
-                # What another command was training may have ended meanwhile.
-                codes = {name: 0 for name in free if is_finished(*work[name])}
-                begun = [name for name in free if name not in codes]
-                for name in begun:
-                    _append_note(work[name][1], f"begun at {datetime.now(UTC):%F %T} UTC")
-                executor.start({name: command_of(*work[name], executor.asked) for name in begun})
-                codes |= executor.ended()
-                for name, code in codes.items():
-                    active.remove(name)
-                    progress.end(name)
-                    run, folder = work[name]
-                    if not is_finished(run, folder) and is_taken(folder.path):
-                        # Another command was quicker, or its worker died and its process lives.
-                        waiting.append(name)
-                    elif reason := _report_end(name, run, folder, code):
-                        failed[name] = reason
-                    else:
-                        count += 1
-                for name in active:
-                    progress.update(name, work[name][1].last_row())
-                if not codes and (active or waiting):
-                    time.sleep(max(_POLL_INTERVAL, _POLL_INTERVAL_PER_RUN * len(active)))
-        finally:
-            progress.close()
-            executor.stop()
-    return failed
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that ``finally`` blocks run, as at Ctrl-C."""
+    # So that what follows ``finally`` runs, as at Ctrl-C.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        yield
+        while active or (waiting and (count or len(failed) < 2)):
+            untaken = (name for name in waiting if not is_taken(work[name][1].path))
+            free = list(islice(untaken, executor.room()))
+            for name in free:
+                waiting.remove(name)
+                active.append(name)
+                progress.begin(name, work[name][0].max_steps)
+            # What another command was training may have ended meanwhile.
+            codes = {name: 0 for name in free if is_finished(*work[name])}
+            begun = [name for name in free if name not in codes]
+            for name in begun:
+                _append_note(work[name][1], f"begun at {datetime.now(UTC):%F %T} UTC")
+            executor.start({name: command_of(*work[name], executor.asked) for name in begun})
+            codes |= executor.ended()
+            for name, code in codes.items():
+                active.remove(name)
+                progress.end(name)
+                run, folder = work[name]
+                if not is_finished(run, folder) and is_taken(folder.path):
+                    # Another command was quicker, or its worker died and its process lives.
+                    waiting.append(name)
+                elif reason := _report_end(name, run, folder, code):
+                    failed[name] = reason
+                else:
+                    count += 1
+            for name in active:
+                progress.update(name, work[name][1].last_row())
+            if not codes and (active or waiting):
+                time.sleep(max(_POLL_INTERVAL, _POLL_INTERVAL_PER_RUN * len(active)))
     finally:
+        progress.close()
+        executor.stop()
         signal.signal(signal.SIGTERM, before)
+    return failed
 
 
 def _report_end(name: str, run: Run, folder: RunFolder, code: int) -> str | None:

@@ -4,7 +4,7 @@ A difference is paired over seeds, with an interval by Student's t. A question i
 of a table or claims beside each other; nothing is tested before all planned runs have ended.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
@@ -128,10 +128,10 @@ def largest(difference: Interval, sign: int) -> float:
     return max(0.0, sign * difference.mean + difference.half)
 
 
-def _differences(pairs: Mapping[_Key, Pair]) -> dict[_Key, Difference]:
-    """Return what is said of the differences of some pairs, tested beside each other."""
+def _differences(pairs: Mapping[_Key, Pair], tested: Set[_Key]) -> dict[_Key, Difference]:
+    """Return what is said of the differences of some pairs, of which some are tested together."""
     found = {key: paired_by_seed(*pair) for key, pair in pairs.items()}
-    p_values = adjusted_p_values(found)
+    p_values = adjusted_p_values({key: each for key, each in found.items() if key in tested})
     return {key: Difference(difference=each, p=p_values.get(key)) for key, each in found.items()}
 
 
@@ -159,9 +159,8 @@ def compare(
     first = next(iter(values), "")
     pairs = {arm: (values[arm], values[first]) for arm in values if arm != first}
     # Of an arm that lost seeds those that are left may be the lucky ones.
-    judged = {a: p for a, p in pairs.items() if tested and not (missing[a] or missing[first])}
-    differences = {a: Difference(difference=paired_by_seed(*pair)) for a, pair in pairs.items()}
-    differences |= _differences(judged)
+    judged = {a for a in pairs if tested and not (missing[a] or missing[first])}
+    differences = _differences(pairs, judged)
     return [
         Line(
             arm=arm,
@@ -193,9 +192,8 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
         if claim.against is not None:
             ours = result.computed(claim.quantity)
             pairs[claim] = ours.get(claim.arm, {}), ours.get(claim.against, {})
-    differences, judged = _differences(pairs), []
-    if any(map(result.to_come_of, result.runs)) or result.untested:
-        differences = {c: Difference(difference=d.difference) for c, d in differences.items()}
+    is_tested = not (result.untested or any(run.is_to_come for run in result.runs))
+    differences, judged = _differences(pairs, pairs.keys() if is_tested else set()), []
     for claim in result.claims:
         papers = {p.arm: p.value for p in result.papers if p.quantity == claim.quantity}
         if claim not in pairs:

@@ -50,9 +50,9 @@ class Estimate:
 def estimate(study: Study, out: Path) -> list[Estimate]:
     """Return what each board would take; what carrying the study out would refuse is refused."""
     check_conditions(study)
-    recorded, choices = RecordedRuns(out), dict[str, planning.Choices]()
+    recorded, done = RecordedRuns(out), dict[str, planning.Done]()
     return [
-        _estimate(board.name, _members(study, board, recorded, choices), out)
+        _estimate(board.name, _members(study, board, recorded, done), out)
         for board in chain.from_iterable(planning.stages(study.boards))
     ]
 
@@ -68,33 +68,25 @@ def estimate_run(run: Run) -> Estimate:
 
 
 def _members(
-    study: Study, board: Board, recorded: RecordedRuns, choices: dict[str, planning.Choices]
+    study: Study, board: Board, recorded: RecordedRuns, done: dict[str, planning.Done]
 ) -> list[Member]:
-    """Return every run of a board; what its arms choose is added to the ``choices`` of others.
+    """Return every run of a board, which is added to those that are ``done``.
 
     Runs that count are known once learning rates are chosen, and those of equal time once steps are
     measured; before that they are those at equal tokens, of which none is recorded.
     """
     trials = [(run, _is_recorded(n, run, recorded)) for n, run in planning.trials(board).items()]
-    known, lost = all(done for _, done in trials), frozenset[str]()
-    if known:
-        _, choices[board.name], lost = planning.choose(board, recorded)
-    at_tokens = planning.counting_runs(
-        board,
-        study.seeds,
-        choices.get(board.name, {}),
-        recorded.path_of,
-        choices.get(board.starts_from.name) if board.starts_from else None,
+    known, steps = all(is_done for _, is_done in trials), read_steps(board, recorded.out)
+    done[board.name] = of_board = planning.plan_of(
+        study, board, recorded, done, steps, is_tried=known
     )
-    at_tokens = {name: run for name, run in at_tokens.items() if run.labels.arm not in lost}
-    steps = read_steps(board, recorded.out)
-    runs = planning.at_conditions(study.conditions, at_tokens, board, steps)
+    runs = of_board.trained()
     counting = [(run, known and _is_recorded(n, run, recorded)) for n, run in runs.items()]
     timed = steps.ratios if steps else {board.arms[0].name}
     # Those at equal tokens stand for them, and where these count too, there are so many more.
-    if {"tokens", "time"} <= {*study.conditions}:
-        counting += [(run, False) for run in at_tokens.values() if run.labels.arm not in timed]
-    return [*trials, *counting]
+    untimed = [run for run in runs.values() if run.labels.arm not in timed]
+    both = {"tokens", "time"}
+    return [*trials, *counting, *((r, False) for r in untimed if both <= {*r.labels.conditions})]
 
 
 def _is_recorded(name: str, run: Run, recorded: RecordedRuns) -> bool:
@@ -110,19 +102,19 @@ def _estimate(board: str, members: Sequence[Member], out: Path) -> Estimate:
         logger.warning("%s is not on this machine: its sizes are guessed, and so are costs", name)
     # What runs of the same steps cost differs by their numbers alone.
     of_step = {step_facts(run): _cost(replace(run, max_steps=1)) for run in runs}
+    costs = [(of_step[step_facts(run)], run.max_steps) for run in runs]
     speeds, hours = _speeds({out, Path("runs")}) if left else {}, None
-    if all(step_facts(run) in speeds for run in left):
+    with suppress(KeyError):
         by_step = [(step_facts(run), run.max_steps) for run in left]
-        seconds = [number * of_step[step].tokens / speeds[step] for step, number in by_step]
-        hours = sum(seconds) / 3600
+        hours = sum(n * of_step[step].tokens / speeds[step] for step, n in by_step) / 3600
     trials = sum(run.seed == CHOOSING_SEED for run in runs)
     return Estimate(
         board=board,
         trials=trials,
         counting=len(members) - trials,
         recorded=len(members) - len(left),
-        tokens=sum(of_step[step_facts(run)].tokens * run.max_steps for run in runs),
-        flops=sum(of_step[step_facts(run)].flops * run.max_steps for run in runs) or None,
+        tokens=sum(cost.tokens * steps for cost, steps in costs),
+        flops=sum(cost.flops * steps for cost, steps in costs) or None,
         hours=hours,
     )
 
@@ -131,8 +123,7 @@ def _cost(run: Run) -> RunCost:
     """Return what a run costs in closed form; of a model of transformers its tokens alone."""
     if run.host.model is None:
         return run_cost(run)
-    sequences = run.max_steps * run.optim.batch_size
-    return RunCost(0, sequences * tokens_of_a_sequence(run), 0.0)
+    return RunCost(0, run.max_steps * run.optim.batch_size * tokens_of_a_sequence(run), 0.0)
 
 
 def _speeds(folders: set[Path]) -> Mapping[Any, float]:

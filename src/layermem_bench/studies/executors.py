@@ -4,7 +4,6 @@ The command goes on with a run that was begun, so a run whose process, machine o
 goes on wherever its command is started again. What runs record is read from their folders.
 """
 
-import importlib
 import logging
 import os
 import signal
@@ -12,8 +11,9 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -133,8 +133,7 @@ def command_of(run: Run, folder: RunFolder, asked: Launching) -> Command:
 
 
 class Executor(ABC):
-    """Has commands carried out, as many at once as there is ``room``; an engine says how one is
-    submitted, asked whether it has ended, and stopped."""
+    """Has commands carried out, as many at once as there is ``room``."""
 
     def __init__(self, asked: Launching, most: int) -> None:
         self.asked, self._most = asked, most
@@ -142,15 +141,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _submit(self, commands: list[Command]) -> list[Any]:
-        """Submit commands; return what stands for each of them."""
-
-    @abstractmethod
-    def _poll(self, job: Any) -> int | None:
-        """Return the exit code of a job; None: it has not ended."""
-
-    @abstractmethod
-    def _cancel(self, job: Any) -> None:
-        """Ask a job to save and end."""
+        """Submit commands; return a job for each, with ``poll`` and ``terminate`` as a process."""
 
     def room(self) -> int:
         """Return how many more runs may be started now."""
@@ -164,7 +155,7 @@ class Executor(ABC):
 
     def ended(self) -> dict[str, int]:
         """Return the exit code of each run that has ended since this was last asked."""
-        polled = {name: self._poll(job) for name, (job, _) in self._running.items()}
+        polled = {name: job.poll() for name, (job, _) in self._running.items()}
         codes = {name: code for name, code in polled.items() if code is not None}
         for name in codes:
             del self._running[name]
@@ -174,7 +165,7 @@ class Executor(ABC):
         """Ask the runs that have not ended to save and end, and wait until they have."""
         folders = [folder for _, folder in self._running.values()]
         for job, _ in self._running.values():
-            self._cancel(job)
+            job.terminate()
         end = time.monotonic() + _TO_SAVE
         while (self._running or any(map(is_taken, folders))) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
@@ -205,11 +196,20 @@ class LocalProcesses(Executor):
             processes.append(process)
         return processes
 
-    def _poll(self, job: "subprocess.Popen[bytes]") -> int | None:
-        return job.poll()
 
-    def _cancel(self, job: "subprocess.Popen[bytes]") -> None:
-        job.terminate()
+@dataclass
+class _Job:
+    """A job of submitit or a future of Ray, which is asked and stopped as a process is."""
+
+    future: Any
+    terminate: Callable[[], object]
+
+    def poll(self) -> int | None:
+        try:
+            return self.future.result() if self.future.done() else None
+        except Exception as error:
+            logger.error("%s: %s", type(error).__name__, error)
+            return 1
 
 
 class SlurmArray(Executor):
@@ -219,41 +219,31 @@ class SlurmArray(Executor):
     """
 
     def __init__(self, asked: Launching, cluster: Literal["slurm", "local"] = "slurm") -> None:
+        import submitit
+
         super().__init__(asked, _LONGEST_ARRAY)
-        self._cluster, self._submitit = cluster, _import("submitit")
-        parameters = {
-            "timeout_min": round(60 * asked.hours),
-            "cpus_per_task": asked.cpus,
-            "gpus_per_node": asked.gpus,
-            "slurm_array_parallelism": asked.jobs or _LONGEST_ARRAY,
-            "slurm_additional_parameters": dict(each.partition("=")[::2] for each in asked.slurm),
-        }
-        self._parameters = {name: value for name, value in parameters.items() if value is not None}
+        self._executor = partial(
+            submitit.AutoExecutor, cluster=cluster, slurm_max_num_timeout=_RETRIES
+        )
 
     def room(self) -> int:
         # One array at a time: another would run as many at once beside it.
         return 0 if self._running else self._most
 
     def _submit(self, commands: list[Command]) -> list[Any]:
-        logs = commands[0].folder.parent / _LOGS
-        executor = self._submitit.AutoExecutor(
-            logs, cluster=self._cluster, slurm_max_num_timeout=_RETRIES
+        asked, logs = self.asked, commands[0].folder.parent / _LOGS
+        executor = self._executor(logs)
+        executor.update_parameters(
+            timeout_min=round(60 * asked.hours),
+            cpus_per_task=asked.cpus,
+            slurm_array_parallelism=asked.jobs or _LONGEST_ARRAY,
+            slurm_additional_parameters=dict(each.partition("=")[::2] for each in asked.slurm),
+            **({} if asked.gpus is None else {"gpus_per_node": asked.gpus}),
         )
-        executor.update_parameters(**self._parameters)
-        jobs: list[Any] = executor.submit_array(commands)
+        jobs = executor.submit_array(commands)
         logger.info("%d runs are Slurm's job %s; logs: %s", len(jobs), jobs[0].job_id, logs)
-        return jobs
-
-    def _poll(self, job: Any) -> int | None:
-        try:
-            return job.result() if job.done() else None
-        except self._submitit.core.utils.UncompletedJobError as error:
-            logger.error("Slurm's job %s: %s", job.job_id, error)
-            return 1
-
-    def _cancel(self, job: Any) -> None:
         # Slurm sends SIGTERM to all of a job's processes.
-        job.cancel(check=False)
+        return [_Job(job, partial(job.cancel, check=False)) for job in jobs]
 
 
 class RayTasks(Executor):
@@ -265,7 +255,9 @@ class RayTasks(Executor):
         if asked.address is None:
             # Read as Ray is imported: its processes then listen to this machine alone.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        ray = self._ray = _import("ray")
+        import ray
+
+        self._ray = ray
         if not ray.is_initialized():
             ray.init(
                 address=asked.address or "local",
@@ -280,7 +272,7 @@ class RayTasks(Executor):
         if room < 1:
             raise ValueError(f"Ray has no room for a run: it needs {needed}, there is {cluster}")
         super().__init__(asked, min(room, asked.jobs or room))
-        self._train = ray.remote(_carry_out).options(
+        self._train = ray.remote(Command.__call__).options(
             num_cpus=asked.cpus, num_gpus=gpus, max_retries=_RETRIES
         )
 
@@ -288,22 +280,8 @@ class RayTasks(Executor):
         passed = {name: text for name, text in os.environ.items() if name.startswith(_PASSED_ON)}
         for command in commands:
             command.environment = {"OMP_NUM_THREADS": str(self.asked.cpus), **passed}
-        return [self._train.remote(command) for command in commands]
-
-    def _poll(self, job: Any) -> int | None:
-        try:
-            return self._ray.get(job) if self._ray.wait([job], timeout=0)[0] else None
-        except self._ray.exceptions.RayError as error:
-            logger.error("%s: %s", type(error).__name__, error)
-            return 1
-
-    def _cancel(self, job: Any) -> None:
-        self._ray.cancel(job)
-
-
-def _carry_out(command: Command) -> int:
-    """Carry a command out in a worker of Ray."""
-    return command()
+        tasks = map(self._train.remote, commands)
+        return [_Job(task.future(), partial(self._ray.cancel, task)) for task in tasks]
 
 
 def is_taken(folder: Path) -> bool:
@@ -317,16 +295,10 @@ def is_taken(folder: Path) -> bool:
         return True
 
 
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(
-            f"--launcher needs {name}, which is not installed: pip install 'layermem[scale]'"
-        ) from error
-
-
 def executor_of(asked: Launching) -> Executor:
     """Return the executor that was asked for, connected to its cluster."""
     engines: Mapping[str, Any] = {"slurm": SlurmArray, "ray": RayTasks, "local": LocalProcesses}
-    return engines[asked.launcher](asked)
+    try:
+        return engines[asked.launcher](asked)
+    except ImportError as error:
+        raise ValueError(f"--launcher: {error}; pip install 'layermem[scale]'") from error

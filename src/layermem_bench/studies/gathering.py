@@ -25,7 +25,6 @@ from layermem_bench.studies.records import (
     RecordedRuns,
     check_comparable,
     naming_damage,
-    read_run,
     run_folders,
 )
 from layermem_bench.studies.result import (
@@ -115,10 +114,8 @@ def find_runs(paths: Iterable[Path]) -> list[Labelled]:
             raise FileNotFoundError(f"{path}: there is no run (config.yaml) that counts")
         for run, folder in sorted(below, key=lambda each: each[0].labels.arm != "plain"):
             found.setdefault(folder.path.resolve(), (run, folder))
-    if not found:
-        raise ValueError("name at least one run folder")
     names = unique_names([path.parts for path in found])
-    return [read_run(name, *each) for name, each in zip(names, found.values(), strict=True)]
+    return [Labelled.read(name, *each) for name, each in zip(names, found.values(), strict=True)]
 
 
 def labels_of(run: Run) -> Labels:

@@ -20,7 +20,7 @@ from layermem_bench.config.counting import count_parameters
 from layermem_bench.config.parts import Labels
 from layermem_bench.config.run import Run
 from layermem_bench.costs.model_sizes import model_sizes
-from layermem_bench.studies.definition import CHOOSING_SEED, Arm, Board
+from layermem_bench.studies.definition import CHOOSING_SEED, Arm, Board, Study
 from layermem_bench.studies.records import RecordedRuns, check_comparable
 from layermem_bench.studies.result import LOSS, MeasuredSteps, TriedRates
 
@@ -48,6 +48,36 @@ class Done:
     runs: Plan
     """The runs that count, of all arms; those of lost ones are not trained."""
     steps: MeasuredSteps | None
+
+    def trained(self) -> Plan:
+        """Return the runs that count of arms that are not lost."""
+        return {name: run for name, run in self.runs.items() if run.labels.arm not in self.lost}
+
+
+def plan_of(
+    study: Study,
+    board: Board,
+    recorded: RecordedRuns,
+    done: Mapping[str, Done],
+    steps: MeasuredSteps | None,
+    *,
+    is_tried: bool = True,
+) -> Done:
+    """Return a board's runs that count. ``done``: the boards before it; ``is_tried``: whether its
+    trials are recorded, without which every arm has the board's rate."""
+    tried, choices, lost = choose(board, recorded) if is_tried else ((), {}, frozenset[str]())
+    before = done[board.starts_from.name] if board.starts_from else None
+    at_tokens = counting_runs(
+        board, study.seeds, choices, recorded.path_of, before.choices if before else None
+    )
+    return Done(
+        board=board,
+        tried=tried,
+        choices=choices,
+        lost=lost | (before.lost if before else frozenset()),
+        runs=at_conditions(study.conditions, at_tokens, board, steps),
+        steps=steps,
+    )
 
 
 def stages(boards: Iterable[Board]) -> list[list[Board]]:

@@ -52,6 +52,11 @@ class Labelled:
     folder: RunFolder
     record: RunRecord
 
+    @classmethod
+    def read(cls, name: str, run: Run, folder: RunFolder) -> "Labelled":
+        """Return a run with what it recorded in a folder."""
+        return cls(run=run, folder=folder, record=read_record(name, run, folder))
+
 
 class RecordedRuns:
     """The ended runs below ``out``, where new ones are trained, by their ids."""
@@ -84,12 +89,7 @@ class RecordedRuns:
 
     def read(self, name: str, run: Run) -> Labelled:
         """Return a planned run with what it recorded, wherever it lies and stands."""
-        return read_run(name, run, self.folder_of(name, run))
-
-
-def read_run(name: str, run: Run, folder: RunFolder) -> Labelled:
-    """Return a run with what it recorded in a folder."""
-    return Labelled(run=run, folder=folder, record=read_record(name, run, folder))
+        return Labelled.read(name, run, self.folder_of(name, run))
 
 
 def run_folders(root: Path) -> list[RunFolder]:
@@ -235,19 +235,15 @@ def check_usable(folder: RunFolder, run: Run) -> None:
 def _failure(folder: RunFolder) -> str:
     """Return how the last attempt at a run failed, and the last line that it wrote; empty: it did
     not fail."""
-    error, note, said = folder.path / ERRORS, "", ""
-    if not error.exists():
+    error = folder.path / ERRORS
+    lines = error.read_text("utf-8", "replace").splitlines() if error.exists() else []
+    said, last = ["", "", *filter(None, map(str.strip, lines))][-2:]
+    note = last.removeprefix(NOTE)
+    if note == last or note.startswith(("begun", "stopped")):
         return ""
-    for line in error.read_text("utf-8", "replace").splitlines():
-        if line.startswith(NOTE):
-            note = line.removeprefix(NOTE)
-            said = "" if note.startswith("begun") else said
-        elif line.strip():
-            # Without its own folder, equal failures of two runs read alike.
-            said = line.strip().replace(str(folder.path), "RUN")
-    if note.startswith(("begun", "stopped")):
-        return ""
-    return f"{note}: {said}" if note and said else note
+    # Without its own folder, equal failures of two runs read alike.
+    said = "" if said.startswith(NOTE) else said.replace(str(folder.path), "RUN")
+    return f"{note}: {said}" if said else note
 
 
 @contextmanager

@@ -200,6 +200,11 @@ class RunRecord:
     solved: Solved | None = None
     about: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_to_come(self) -> bool:
+        """Whether it has neither ended nor diverged."""
+        return self.state not in ("ended", "diverged")
+
     def values(self) -> Iterator[dict[str, Any]]:
         """Yield what it is judged by, and its validations, each as columns of the long table."""
         for metric, value in self.metrics.items():
@@ -320,19 +325,9 @@ class StudyResult(OfPaper):
                 values.setdefault(run.arm, {})[run.seed] = run.metrics[metric]
         return values
 
-    @staticmethod
-    def to_come_of(run: RunRecord) -> bool:
-        """Return whether a run is to come: it has neither ended nor diverged."""
-        return run.state not in ("ended", "diverged")
-
     def to_come(self, board: str, condition: str) -> int:
         """Return how many runs of a table are to come: nothing is tested before they have ended."""
-        return sum(map(self.to_come_of, self.of(board, condition)))
-
-    def metrics_of(self, board: str, condition: str) -> list[str]:
-        """Return the names of the metrics that runs have on a board under a condition."""
-        runs = self.of(board, condition)
-        return list(dict.fromkeys(name for run in runs for name in run.metrics))
+        return sum(run.is_to_come for run in self.of(board, condition))
 
     def computed(self, metric: str) -> dict[str, Mapping[int, float]]:
         """Return the values of a quantity that was computed of runs, by arm and seed."""

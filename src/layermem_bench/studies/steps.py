@@ -57,8 +57,7 @@ def tokens_of_a_sequence(run: Run) -> int:
 def shape_of(run: Run) -> Shape:
     """Return a step's micro-batch of sequences, and how it is computed: as the run is."""
     batch = min(run.compute.micro_batch, run.optim.batch_size)
-    tokens = tokens_of_a_sequence(run)
-    chunk = 0
+    tokens, chunk = tokens_of_a_sequence(run), 0
     # Models of transformers have all logits at once.
     if run.host.model is None:
         vocabulary = model_sizes(run)[0]["vocab_size"]
@@ -88,8 +87,7 @@ def measured_steps(board: Board, out: Path) -> MeasuredSteps:
         seconds={},
         ratios={},
     )
-    missing = [arm for arm in arms if arm not in steps.ratios]
-    if not missing:
+    if not (missing := [arm for arm in arms if arm not in steps.ratios]):
         return steps
     timed = {arm: make_step(arms[arm], shape) for arm in arms if arm in (first, *missing)}
     times = time_interleaved(timed, _ROUNDS, shape.device, warm_up=shape.warm_up)

@@ -49,16 +49,6 @@ class Sketch:
         for number in hashes:
             self.add(number)
 
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> "Sketch":
-        """Return the sketch of some texts."""
-        return cls(map(hash_text, texts))
-
-    @classmethod
-    def merged(cls, sketches: Iterable["Sketch"]) -> "Sketch":
-        """Return the sketch of the documents of several."""
-        return cls(number for sketch in sketches for number in sketch.hashes.tolist())
-
     def add(self, number: int) -> None:
         """Add the hash of a document."""
         self._hashes.add(number)

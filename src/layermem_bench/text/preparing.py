@@ -12,13 +12,12 @@ end token goes through the post-processor, which special tokens share.
 """
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -107,7 +106,11 @@ def _make(
         if tasks == 1:
             write()
         else:
-            _run_by_datatrove(write, parts / "logs", tasks, workers)
+            from datatrove.executor import LocalPipelineExecutor
+
+            # Those that have ended are not run again; errors are raised.
+            logs, at_once = str(parts / "logs"), min(tasks, workers)
+            LocalPipelineExecutor([write], tasks, at_once, logging_dir=logs).run()
         whole = _join([parts / f"{rank:05d}" for rank in range(tasks)], parts / "whole")
         if empty := [split for split in SPLITS if not Prepared.read(whole, split).documents]:
             raise ValueError(
@@ -120,15 +123,6 @@ def _make(
         # datatrove's tasks that have ended stay for the same command to go on with.
         if tasks == 1 or folder.exists():
             shutil.rmtree(parts, ignore_errors=True)
-
-
-def _run_by_datatrove(step: Callable[..., None], logs: Path, tasks: int, workers: int) -> None:
-    """Have datatrove run tasks, but those that it has marked as ended; their errors are raised."""
-    if importlib.util.find_spec("datatrove") is None:
-        raise ValueError('--tasks needs datatrove: pip install "layermem[scale]"')
-    from datatrove.executor import LocalPipelineExecutor
-
-    LocalPipelineExecutor([step], tasks, min(tasks, workers), logging_dir=str(logs)).run()
 
 
 def _held_out(config: Data, sources: Sequence[Source]) -> Iterator[int]:
@@ -221,7 +215,7 @@ def _join(folders: Sequence[Path], whole: Path) -> Path:
                     shutil.copyfileobj(tokens, file)
         rows = [meta[split] for meta in metas]
         counts = {name: sum(r[name] for r in rows) for name in ("tokens", "documents", "left_out")}
-        sketch = Sketch.merged(Sketch.from_text(row["sketch"]) for row in rows).to_text()
-        joined[split] = {**rows[0], **counts, "sketch": sketch}
+        sketch = Sketch(n for r in rows for n in Sketch.from_text(r["sketch"]).hashes.tolist())
+        joined[split] = {**rows[0], **counts, "sketch": sketch.to_text()}
     write_atomically(whole / META, json.dumps(joined, indent=1))
     return whole
