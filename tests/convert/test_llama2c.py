@@ -89,56 +89,6 @@ def encode_literally(some, text):
         ids[at : at + 2] = [new]
 
 
-def logits_literally(arrays, ids, heads, kv_heads):
-    """Return the logits [T, vocabulary]; rope turns the features 2i and 2i + 1 of a head."""
-    emb, norm1, wq, wk, wv, wo, norm2, w1, w2, w3, last, cos, sin, *head = arrays
-    width, kept = emb.shape[1], len(ids)
-    size = width // heads
-
-    def norm(x, weight):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
-
-    def rotate(x):
-        out = np.empty_like(x)
-        for i in range(size // 2):
-            c, s = cos[:kept, None, i], sin[:kept, None, i]
-            out[..., 2 * i] = x[..., 2 * i] * c - x[..., 2 * i + 1] * s
-            out[..., 2 * i + 1] = x[..., 2 * i] * s + x[..., 2 * i + 1] * c
-        return out
-
-    x = emb[ids]
-    for layer in range(len(norm1)):
-        y = norm(x, norm1[layer])
-        q = rotate((y @ wq[layer].T).reshape(kept, heads, size))
-        k = rotate((y @ wk[layer].T).reshape(kept, kv_heads, size))
-        v = (y @ wv[layer].T).reshape(kept, kv_heads, size)
-        out = np.zeros((kept, heads, size))
-        for h in range(heads):
-            g = h // (heads // kv_heads)
-            for t in range(kept):
-                scores = k[: t + 1, g] @ q[t, h] / np.sqrt(size)
-                weights = np.exp(scores - scores.max())
-                out[t, h] = weights @ v[: t + 1, g] / weights.sum()
-        x = x + out.reshape(kept, width) @ wo[layer].T
-        y = norm(x, norm2[layer])
-        gate = y @ w1[layer].T
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ w3[layer].T)) @ w2[layer].T
-    return norm(x, last) @ (head[0] if head else emb).T
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_logits_are_those_of_llama2c(tied, tmp_path):
-    path = tmp_path / "model.bin"
-    arrays = [array.astype("float32").astype("float64") for array in write_model(path, tied=tied)]
-    ids = [1, 5, 269, 7, 7, 0, 30, 100]
-    expected = logits_literally(arrays, ids, SIZES["heads"], SIZES["kv_heads"])
-    model = LLAMA2C.load_llama2c(path).double().eval()
-    assert model.config.tie_word_embeddings == tied
-    difference = model(torch.tensor([ids])).logits[0].detach().numpy() - expected
-    # Angles are of float32 in transformers.
-    assert np.abs(difference).max() < 2e-6
-
-
 @needs_stories
 def test_the_published_checkpoint_tells_its_story(tmp_path):
     stories(tmp_path / "hf")

@@ -29,13 +29,6 @@ def model(entry):
 # Generation
 
 
-def test_beam_search_with_and_without_cache(model, ids):
-    options = {**GREEDY, "num_beams": 3}
-    assert torch.equal(
-        model.generate(ids, **options), model.generate(ids, **options, use_cache=False)
-    )
-
-
 def test_assisted_decoding_equals_greedy(entry, model, ids):
     assistant = make(entry.causal_lm, entry.config(**{**TINY, "num_hidden_layers": 2}), seed=5)
     expected = model.generate(ids[:1], **GREEDY)
