@@ -48,10 +48,9 @@ def rotate(x: Tensor) -> Tensor:
 class Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention, inner = Attention(width, heads), 4 * width
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        wide = nn.Linear(width, 4 * width)
-        self.mlp = nn.Sequential(wide, nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(self, state, slots, memory, connections):
         x, carry = connections[0].read(state, self.norms[0])
@@ -103,7 +102,7 @@ def build(wiring: str = "plain", width=64, heads=4, layers=4, **fields) -> GPT:
     return GPT(width, heads, layers, layermem.Seams(wiring, **sizes, **fields))
 
 
-def train(model: GPT, steps: int = 30, compiled: bool = False, recompute: bool = False) -> list:
+def train(model: GPT, steps: int, compiled: bool = False, recompute: bool = False) -> list[float]:
     text = torch.tensor(list(Path(__file__).read_bytes()))
     optimizer = torch.optim.AdamW(model.groups(), lr=2e-3)
     forward, losses = torch.compile(model) if compiled else model, []
@@ -123,12 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", default="lime", help="variant of the memory, or plain")
     parser.add_argument("--stream", default="mudd", help="variant of the stream, or plain")
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--checkpoint", action="store_true")
     options = parser.parse_args()
     parts = [name for name in (options.memory, options.stream) if name != "plain"]
     for wiring in dict.fromkeys(("plain", *parts, "+".join(parts) or "plain")):
-        losses = train(build(wiring), compiled=options.compile, recompute=options.checkpoint)
+        losses = train(build(wiring), options.steps, options.compile, options.checkpoint)
         print(f"{wiring:12} loss {losses[0]:.3f} -> {losses[-1]:.3f}")
 
 

@@ -15,6 +15,9 @@ class Depth(nn.Module):
     ``rows`` of each weight: those of heads, or one. ``run`` calls a layer, as a checkpoint does.
     """
 
+    # Whether a loss may leave out the last layers.
+    may_end_early = False
+
     def __init__(
         self, depth=7, width=5, heads=HEADS, without=(0,), apart=(), rows=None, sources=None
     ):
@@ -42,7 +45,8 @@ class Depth(nn.Module):
         return {i: tuple(router) or None for i, router in routers.items()}
 
     def begin(self, x):
-        return room.begin(self.routers(), dict(enumerate(self.sources)), x)
+        own = dict(enumerate(self.sources))
+        return room.begin(self.routers(), own, x, may_end_early=self.may_end_early)
 
     def layer(self, i, x, shared, *given):
         """Return (x, *what the layer hands on): its slot, or what it hands on of the buffer."""

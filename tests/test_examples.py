@@ -15,6 +15,7 @@ TINY = {
     "encoders.py": ["--steps=40", "--out=runs"],
     "squad.py": ["--steps=60", "--model=roberta", "--out=runs"],
     "look_inside.py": ["--sequences=2", "--length=16"],
+    "in_your_own_model.py": ["--steps=2"],
 }
 # Better than a guess, and the same once it is loaded again.
 SCORES = r"(?s)without memory: {0} (0\.[7-9]|1).*\nwith memory: {0} (\S+)\n.*loaded .*: {0} \2\n"
@@ -24,6 +25,7 @@ OUTPUT = {
     "encoders.py": SCORES.format("accuracy"),
     "squad.py": SCORES.format("F1"),
     "look_inside.py": r"\[\[1\. +0\. +0\. +0\. +\]",
+    "in_your_own_model.py": r"(?s)plain .*lime .*mudd .*lime\+mudd +loss",
 }
 
 
@@ -81,7 +83,7 @@ def test_the_page_of_the_notebook_is_made_of_its_cells():
 
 
 RUNS = [*TINY, "encoders.py --model=deberta", "squad.py --model=deberta"]
-FAST = ("encoders.py", "squad.py", "look_inside.py")
+FAST = ("encoders.py", "squad.py", "look_inside.py", "in_your_own_model.py")
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_pages_are_drawn_without_torch():
 def test_public_names():
     names = """
     LimeConfig LimeForCausalLM LimeModel LimeRouter PlainConfig PlainForCausalLM PlainModel RECIPE
-    attach build detach list_variants load_attached load_routers route router_parameters
+    Seams attach build detach list_variants load_attached load_routers route router_parameters
     save_routers trainable
     """
     assert sorted(layermem.__all__) == names.split()

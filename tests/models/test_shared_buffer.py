@@ -27,8 +27,8 @@ def begun(monkeypatch):
     """The numbers of layers of the buffers that forwards have begun."""
     depths = []
 
-    def noted(*arguments):
-        shared = room.begin(*arguments)
+    def noted(*arguments, **options):
+        shared = room.begin(*arguments, **options)
         if shared is not None:
             depths.append(len(shared.routers))
         return shared

@@ -196,6 +196,20 @@ def test_compiled_it_is_the_same(model):
     assert_same(outcome(compiled, x, of=model), expected)
 
 
+def test_a_compiled_loss_that_leaves_out_the_last_layers():
+    torch.compiler.reset()
+    model, x = Depth(), an_input()
+    model.may_end_early = True
+
+    def early(x, shares):
+        return model(x, shares, all_layers=True)[3].square().sum()
+
+    tensors = [x, *(model.weights[str(i)] for i in (1, 2, 3))]
+    compiled = torch.compile(early, fullgraph=True, backend="aot_eager")
+    passes = (torch.autograd.grad(run(x, on), tensors) for run, on in ((compiled, 1), (early, 0)))
+    assert_same(*passes)
+
+
 @SOME
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_checkpoints(model, reentrant):

@@ -34,11 +34,8 @@ def begin_routes(
     ``memories`` are those of the layers that have slots, by layer. Layers share a buffer if every
     memory but the first layer's is a route, and if nothing else runs when a memory is called;
     ``shared_buffer.begin`` then decides by the weights and by ``like``, a tensor of the forward.
-    ``part``: as in ``weights_of_part``. ``may_end_early``: whether a backward pass may begin below
-    the last layer, which compiled layers that share a buffer cannot.
+    ``part``: as in ``weights_of_part``.
     """
-    if may_end_early and torch.compiler.is_compiling():
-        return None
     routers: dict[int, tuple[Tensor, ...] | None] = {}
     sources: dict[int, tuple[int, ...]] = {}
     for layer, memory in memories.items():
@@ -51,7 +48,7 @@ def begin_routes(
             sources[layer], routers[layer] = (0,), None
         else:
             return None
-    return begin(routers, sources, like)
+    return begin(routers, sources, like, may_end_early=may_end_early)
 
 
 def runs_twice(layer: nn.Module) -> bool:

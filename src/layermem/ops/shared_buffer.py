@@ -38,23 +38,29 @@ def using_naive() -> Iterator[None]:
 
 
 def begin(
-    routers: Mapping[int, Router | None], sources: Mapping[int, Sequence[int]], like: Tensor
+    routers: Mapping[int, Router | None],
+    sources: Mapping[int, Sequence[int]],
+    like: Tensor,
+    *,
+    may_end_early: bool = True,
 ) -> "Shared | None":
     """Return what the layers of one forward share; None: their slots go from layer to layer.
 
     ``routers`` are those of the layers that have slots, by layer, ascending, None of a first one
     that has none; ``sources`` are the S layers that each reads, ascending, its own last. ``like``
     is a tensor of the forward. Returns None unless all weights lie whole in one memory, and under
-    ``torch.func`` and ``torch.jit``.
+    ``torch.func`` and ``torch.jit``. ``may_end_early``: whether a backward pass may begin below the
+    last layer. Compiled layers that share a buffer would then return wrong gradients of routers, so
+    a compiler gets None unless this is False.
     """
     rows = next((len(router[0]) for router in routers.values() if router is not None), 0)
-    if not rows or _only_naive or not _is_ordinary(like):
+    traced = torch.compiler.is_compiling()
+    if not rows or _only_naive or not _is_ordinary(like) or (traced and may_end_early):
         return None
     for layer, router in routers.items():
         shape = (rows, len(sources[layer]) * rows)
         if not all(_is_at_hand(weight, shape, like) for weight in router or ()):
             return None
-    traced = torch.compiler.is_compiling()
     without_gradients = not (traced or torch.is_grad_enabled() or _is_autocast(like))
     return (Inference if without_gradients else Routes)(routers, sources, rows, like)
 
