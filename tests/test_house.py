@@ -150,7 +150,8 @@ def test_pages_are_drawn_without_torch():
 def test_public_names():
     names = """
     LimeConfig LimeForCausalLM LimeModel LimeRouter PlainConfig PlainForCausalLM PlainModel RECIPE
-    attach build detach list_variants load_routers route router_parameters save_routers trainable
+    Seams attach build detach list_variants load_routers route router_parameters save_routers
+    trainable
     """
     assert sorted(layermem.__all__) == names.split()
     assert all(hasattr(layermem, name) for name in layermem.__all__)

@@ -208,4 +208,5 @@ class Seams(nn.Module):
         self.connections = nn.ModuleList(map(nn.ModuleList, pairs))
         self.stream, self.overrides = variant.stream(config), variant.overrides
         self.sources = [variant.sources(config, i) for i in layers]
-        self.apply(variant.init_weights)
+        for module in self.modules():
+            variant.init_weights(module)
