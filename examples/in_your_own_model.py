@@ -3,10 +3,10 @@
     python examples/in_your_own_model.py
     python examples/in_your_own_model.py --memory lime --stream mudd --compile --checkpoint
 
-Trains on its own source text, by bytes, once as it is and once with each wiring; seconds on a CPU.
-Nothing of the model is ours but what ``layermem.Seams`` returns. A layer hands its slot on as a
-tuple, so that memories route by the naive sum: autograd's own gradients, whichever layers the loss
-reads, in checkpoints and when compiled.
+Trains on its own source text, by bytes, once as it is and once with each wiring: seconds on a CPU,
+half a minute or more a wiring with ``--compile``. Nothing of the model is ours but what
+``layermem.Seams`` returns. A layer hands its slot on as a tuple, so that memories route by the
+naive sum: autograd's own gradients, whichever layers the loss reads.
 """
 
 import argparse
