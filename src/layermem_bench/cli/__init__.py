@@ -21,14 +21,13 @@ from typing import Any
 from layermem_base import __version__
 from layermem_base.number_ranges import check_numbers
 from layermem_base.plugins import add_plugins, load_plugins
-from layermem_bench.cli import study, train
+from layermem_bench.cli import prepare, study, train
 from layermem_bench.cli.analyze import Analyze, analyze
 from layermem_bench.cli.costs import Costs, costs
 from layermem_bench.cli.eval import Eval, evaluate
 from layermem_bench.cli.listing import ListAny, list_
 from layermem_bench.cli.models import Models, models
 from layermem_bench.cli.options import read_options
-from layermem_bench.cli.prepare import Prepare, prepare
 from layermem_bench.cli.quickstart import Quickstart, quickstart
 from layermem_bench.cli.report import Report, report
 
@@ -59,7 +58,7 @@ studies of your own. --version prints the version.
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "quickstart": (Quickstart, quickstart),
     "train": (train.Train, train.train),
-    "prepare": (Prepare, prepare),
+    "prepare": (prepare.Prepare, prepare.prepare),
     "study": (study.Carrying, study.study),
     "eval": (Eval, evaluate),
     "analyze": (Analyze, analyze),
@@ -72,6 +71,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
 # Commands whose options depend on what comes first.
 _PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "train": train.parse,
+    "prepare": prepare.parse,
     "study": study.parse,
 }
 # Errors whose message says what is wrong; of others the kind and the place are needed too.

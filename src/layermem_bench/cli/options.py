@@ -106,7 +106,7 @@ def with_base_run(kind: type[_S], command: str, args: Sequence[str]) -> _S:
     The preset is the first argument, or a config follows --config, a model --host.model.
     """
     preset = args[0] if args and not args[0].startswith("-") else ""
-    config, host = _value_of("--config", args), _value_of("--host.model", args)
+    config, host = value_of("--config", args), value_of("--host.model", args)
     if not (preset or config or host):
         if {"--help", "-h"} & {*args}:
             return kind()
@@ -160,7 +160,7 @@ def is_run_folder(name: str) -> bool:
     return bool(name) and RunFolder(name).config.exists()
 
 
-def _value_of(option: str, args: Sequence[str]) -> str | None:
+def value_of(option: str, args: Sequence[str]) -> str | None:
     """Return what follows an option, as ``--config FILE`` or ``--config=FILE``."""
     values = [arg.partition("=")[2] for arg in args if arg.startswith(f"{option}=")]
     values += [value for arg, value in pairwise(args) if arg == option]
