@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from layermem_bench.cli import main
+from layermem_bench.cli import main, parse
 from layermem_bench.config.hashing import hash_to_unit_interval
 from layermem_bench.config.run import Data
+from layermem_bench.presets import get_preset
 from layermem_bench.text import preparing, sources
 from layermem_bench.text.preparing import open_sources, prepare, prepared_name
 from layermem_bench.text.tokenizers import load_tokenizer
@@ -238,6 +239,14 @@ def test_tasks_that_ended_are_kept_and_tokens_are_those_of_one(corpus, monkeypat
     assert read == [*names, *names[:3], *names, *names[2:]]
     assert left(asked.cache) == [again[0].path.parent.name]
     assert_same_tokens(one, again)
+
+
+def test_a_preset_says_which_text_is_prepared():
+    data = get_preset("small-30m").data
+    asked = parse(["prepare", "--preset", "small-30m", "--tasks", "8"])
+    assert (asked.source, asked.data, asked.tasks) == (data.source, data, 8)
+    own = parse(["prepare", "corpus", "--preset=small-30m", "--data.block-size", "64"])
+    assert (own.source, own.data) == ("corpus", replace(data, block_size=64))
 
 
 @pytest.mark.slow

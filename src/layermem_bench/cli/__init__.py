@@ -28,6 +28,7 @@ from layermem_bench.cli.listing import ListAny, list_
 from layermem_bench.cli.models import Models, models
 from layermem_bench.cli.options import read_options
 from layermem_bench.cli.prepare import Prepare, prepare
+from layermem_bench.cli.prepare import parse as parse_prepare
 from layermem_bench.cli.quickstart import Quickstart, quickstart
 from layermem_bench.cli.report import Report, report
 
@@ -139,6 +140,7 @@ def parse(args: Sequence[str]) -> Any:
     command, rest = args[0], list(args[1:])
     if command not in COMMANDS:
         raise ValueError(f"unknown command {command!r}; there are {', '.join(COMMANDS)}")
-    if command == "study":
-        return study.parse(rest)
+    # Commands whose options depend on what comes first.
+    if parser := {"study": study.parse, "prepare": parse_prepare}.get(command):
+        return parser(rest)
     return read_options(COMMANDS[command][0], command, rest)

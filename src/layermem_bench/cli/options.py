@@ -36,12 +36,13 @@ FINETUNE = Run(preset="finetune", optim=Optim(lr=5e-5, weight_decay=0.0))
 _T = TypeVar("_T")
 
 
-def read_options(kind: type[_T], command: str, args: Sequence[str]) -> _T:
+def read_options(
+    kind: type[_T], command: str, args: Sequence[str], default: Any = MISSING_NONPROP
+) -> _T:
     """Return the options of a command, an instance of its dataclass.
 
     ``--help`` prints them, below what the command does, and exits.
     """
-    default: Any = MISSING_NONPROP
     if issubclass(kind, StartingRun):
         default = _with_base_run(kind, command, args)
     if {"-h", "--help"} & set(args):
@@ -106,7 +107,7 @@ def _with_base_run(kind: type["StartingRun"], command: str, args: Sequence[str])
     The preset is the first argument, or a config follows --config, a model --host.model.
     """
     preset = args[0] if args and not args[0].startswith("-") else ""
-    config, host = _value_of("--config", args), _value_of("--host.model", args)
+    config, host = value_of("--config", args), value_of("--host.model", args)
     if not (preset or config or host):
         if {"--help", "-h"} & {*args}:
             return kind()
@@ -160,7 +161,7 @@ def is_run_folder(name: str) -> bool:
     return bool(name) and RunFolder(name).config.exists()
 
 
-def _value_of(option: str, args: Sequence[str]) -> str | None:
+def value_of(option: str, args: Sequence[str]) -> str | None:
     """Return what follows an option, as ``--config FILE`` or ``--config=FILE``."""
     values = [arg.partition("=")[2] for arg in args if arg.startswith(f"{option}=")]
     values += [value for arg, value in pairwise(args) if arg == option]

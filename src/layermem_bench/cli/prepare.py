@@ -1,17 +1,21 @@
 """`layermem prepare`: tokens of a text made beforehand, by several tasks.
 
 layermem prepare corpus/ --tasks 8
+layermem prepare --preset small-30m --tasks 8       what the preset reads, or part of it
 """
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from layermem_base.number_ranges import at_least, check_numbers, number
+from layermem_bench.cli.options import read_options, value_of
 from layermem_bench.config.run import Data
+from layermem_bench.presets import get_preset
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +29,24 @@ class Prepare:
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """The text, as in train's --data.source: "stdlib", a file, a folder, or a Hugging Face dataset
-    (NAME or NAME:SPLIT)."""
+    (NAME or NAME:SPLIT); with --preset that preset's."""
+    preset: str | None = None
+    """Preset whose text, tokenizer and other --data options are taken where none are given."""
     tasks: int = number(1, at_least(1))
     """Tasks that divide the text: the files of a folder, or the rows of a dataset."""
     workers: int | None = number(None, at_least(1))
     """Tasks that run at once; None: one for each core."""
     data: Data = field(default_factory=Data)
     """Options of the text, as those of a run; but for DATA in place of --data.source."""
+
+
+def parse(args: Sequence[str]) -> Any:
+    """Return the options, those of the text by default of the preset that follows --preset."""
+    preset = value_of("--preset", args)
+    if preset is None:
+        return read_options(Prepare, "prepare", args)
+    data = get_preset(preset).data
+    return read_options(Prepare, "prepare", args, Prepare(source=data.source, data=data))
 
 
 def prepare(options: Prepare, command: str) -> None:
