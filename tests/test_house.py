@@ -188,7 +188,7 @@ ROOMS = {
     "src/layermem_bench/pages": 1_474,
     "src/layermem_bench/paper": 1_260,
     "src/layermem_bench/run": 2_193,
-    "src/layermem_bench/studies": 2_625,
+    "src/layermem_bench/studies": 2_628,
     "src/layermem_bench/tasks": 1_630,
     "src/layermem_bench/text": 921,
     "tests": 21_900,

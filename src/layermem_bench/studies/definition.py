@@ -105,6 +105,9 @@ class Study(OfPaper):
                 f"--seeds: a study needs some, and {CHOOSING_SEED} is kept for choosing learning "
                 f"rates, got {self.seeds or 'none'}"
             )
+        names = [board.name for board in self.boards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
         arms = {(board.name, arm.name) for board in self.boards for arm in board.arms}
         for each in self.questions:
             asked = {(each.board, each.arm), (each.board, each.against)}
