@@ -195,7 +195,7 @@ _RUNS: dict[str, tuple[str, Run]] = {
         "Recall of 8 pairs in 32 words of 64, 2 layers of width 64: a minute on one CPU core",
         _queries("mqar", "vocabulary=64 pairs=8 length=32", (2, 2), 3_000, 13),
     ),
-    # A level is found soon and practised while the next is found (docs/results/recall.md).
+    # A level is found soon and practised while the next is found (docs/results/tasks.md).
     "tiny-chains": (
         "Three chains of 5 values handed on, 4 layers of width 64: minutes on one CPU core",
         _queries("chains", _BY_PLACES, (4, 4), 160_000, 1),
