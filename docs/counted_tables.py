@@ -55,6 +55,14 @@ OVERVIEW = {
     "cla": "pairs of layers share keys and values",
     "lime_half": "LIMe, and every second layer borrows",
 }
+# Where a form is told of, if it has no heading of its own name in docs/family.md.
+PLACES = {
+    "lime": "mechanism.md",
+    "recipe": "recipe.md",
+    "lime_half": "mechanism.md#layers-that-store-nothing",
+    "yoco": "family.md#cla-yoco-fused_kv",
+    "cla": "family.md#cla-yoco-fused_kv",
+}
 
 
 def main() -> None:
@@ -123,7 +131,7 @@ def overview_table() -> str:
         paper = f"[{of['arXiv']}](https://arxiv.org/abs/{of['arXiv']})"
         rows.append(
             [
-                f"[`{form}`](docs/{'recipe.md' if form == 'recipe' else f'family.md#{form}'})",
+                f"[`{form}`](docs/{PLACES.get(form, f'family.md#{form}')})",
                 reads,
                 paper if of["arXiv"] != "none" else "",
                 of["shipped in"].replace("none", ""),

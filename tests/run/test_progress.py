@@ -12,7 +12,6 @@ from accelerate.utils import LoggerType
 from rich.console import Console
 from small_run import Interrupted, a_run, interrupt, stop_at
 
-from layermem_bench import cli
 from layermem_bench.config.computing import peak_flops_of
 from layermem_bench.run import progress
 from layermem_bench.run.progress import RunsProgress
@@ -55,7 +54,8 @@ def test_lines_in_a_pipe_now_and_then(now):
 def test_what_is_logged_stands_above_the_bars(monkeypatch):
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    handler = logging.StreamHandler(cli.Stderr())
+    # That of the command: it writes to what stderr is at each line.
+    handler = logging.lastResort
     logger = logging.Logger("layermem.some")
     logger.addHandler(handler)
     shown = RunsProgress(1, Console(stderr=True, force_terminal=True, width=80))

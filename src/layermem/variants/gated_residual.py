@@ -46,8 +46,13 @@ class GatedResidualConfig(DecoderConfig):
 
     streams: int = number(4, at_least(2))
     """Number n of residual streams."""
-    gate_rank: int = number(64, at_least(1))
-    """Rank r of the gates with which sub-layers read."""
+    gate_rank: int | None = number(None, at_least(1))
+    """Rank r of the gates with which sub-layers read; None: an eighth of the width."""
+
+    @property
+    def rank(self) -> int:
+        """The rank r in use."""
+        return self.gate_rank or max(1, self.hidden_size // 8)
 
 
 @final
@@ -57,7 +62,7 @@ class Gates(nn.Module):
     def __init__(self, config: GatedResidualConfig, connection: int) -> None:
         super().__init__()
         self.streams, self.connection = config.streams, connection
-        flat, rank = config.streams * config.hidden_size, config.gate_rank
+        flat, rank = config.streams * config.hidden_size, config.rank
         self.gain = nn.Parameter(torch.empty(flat))
         self.down = nn.Parameter(torch.empty(rank, flat))
         self.up = nn.Parameter(torch.empty(flat, rank))
@@ -130,7 +135,7 @@ class GatedResidual(Variant[GatedResidualConfig]):
     def extra_flops(cls, config: GatedResidualConfig) -> int:
         """Return 2 for each weight of the matrices, (2 r + n) n D at a connection."""
         flat = config.streams * config.hidden_size
-        return 2 * 2 * config.num_hidden_layers * (2 * config.gate_rank + config.streams) * flat
+        return 2 * 2 * config.num_hidden_layers * (2 * config.rank + config.streams) * flat
 
 
 declare("gated_residual", GatedResidualConfig, GatedResidual)

@@ -103,7 +103,10 @@ def _saved_sizes(variant: str, fields: Mapping[str, Any], file: Path) -> dict[st
     # Only here: the sizes of a new model need neither torch nor transformers.
     from layermem.models.registry import lookup
 
-    saved = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
     names = (*fields, *lookup(variant).config.shape_fields(), "attention_bias", "mlp_bias")
     return {name: saved[name] for name in names if name in saved}
 
