@@ -41,7 +41,7 @@ REFUSED = [
     ("study tiny-mqar,mqar", "tiny-mqar, tiny-mqar"),
     ("study paper/table7 --conditions time", "--conditions"),
     ("study paper/table77", "table7"),
-    ("study retrofit --seeds 2", "--host.model"),
+    ("study retrofit --seeds 2", "retrofit MODEL"),
     ("eval model", "--tasks"),
     ("eval model --tasks ppl", "ppl=FILE"),
     ("eval ./model --tasks arithmetic", "./model"),

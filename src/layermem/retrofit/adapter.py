@@ -109,8 +109,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         return saved
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{path} holds no routers that can be read ({error}); give the folder that "
-            "save_routers wrote"
+            f"{path} holds no routers that can be read ({error}); give a folder that "
+            "save_routers of this release wrote"
         ) from error
 
 

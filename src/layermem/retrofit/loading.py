@@ -86,8 +86,9 @@ def find_base(folder: str | os.PathLike[str], **kwargs: Any) -> tuple[str | Path
     asked, reason = {each: location.get(each) for each in ("revision", "token")}, "not there"
     try:
         cached = find_commit(name, **{**location, "local_files_only": True})
+        config = os.path.join(location.get("subfolder") or "", CONFIG_NAME)
         # Of a path this raises without asking.
-        if cached or file_exists(name, CONFIG_NAME, **asked):
+        if cached or (not location.get("local_files_only") and file_exists(name, config, **asked)):
             return name, revision
     except Exception as error:
         reason = str(error)

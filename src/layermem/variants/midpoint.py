@@ -85,6 +85,11 @@ class Midpoint(Variant[MidpointConfig]):
     @classmethod
     def plain_fields_beside(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         # With no upper layers a model would stay the plain decoder.
+        if "num_upper_layers" not in given:
+            raise ValueError(
+                "midpoint cannot begin as a LLaMA: train a new model, or give num_upper_layers, of "
+                "layers whose keys and values are other than the LLaMA's at once"
+            )
         return {}
 
     @classmethod

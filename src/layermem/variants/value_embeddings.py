@@ -81,7 +81,8 @@ class ResizedTables(PreTrainedDecoder):
             if isinstance(part, ValueEmbeddingMemory):
                 old = part.table.detach()[: len(embeddings.weight)]
                 new = len(embeddings.weight) - len(old)
-                part.table = nn.Parameter(nn.functional.pad(old, (0, 0, 0, new)))
+                table = nn.functional.pad(old, (0, 0, 0, new))
+                part.table = nn.Parameter(table, requires_grad=part.table.requires_grad)
         return embeddings
 
 

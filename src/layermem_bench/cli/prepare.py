@@ -45,7 +45,10 @@ def parse(args: Sequence[str]) -> Any:
     preset = value_of("--preset", args)
     if preset is None:
         return read_options(Prepare, "prepare", args)
-    data = get_preset(preset).data
+    run = get_preset(preset)
+    if run.task.name:
+        raise ValueError(f"--preset {preset}: it is on a task, {run.task.name}, and reads no text")
+    data = run.data
     return read_options(Prepare, "prepare", args, Prepare(source=data.source, data=data))
 
 

@@ -174,6 +174,8 @@ def parse(args: Sequence[str]) -> Any:
     name = args[0] if args and not args[0].startswith("-") else ""
     if name == "retrofit":
         has_model = args[1:] and not args[1].startswith("-")
+        if not (has_model or {"--help", "-h"} & {*args}):
+            raise ValueError("name a model: layermem study retrofit MODEL [OPTIONS]")
         args = ["--host.model", *args[1:]] if has_model else args[1:]
         return read_options(OfRetrofit, "study retrofit", args)
     if name == "recipe":

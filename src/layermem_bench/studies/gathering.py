@@ -114,6 +114,8 @@ def find_runs(paths: Iterable[Path]) -> list[Labelled]:
             raise FileNotFoundError(f"{path}: there is no run (config.yaml) that counts")
         for run, folder in sorted(below, key=lambda each: each[0].labels.arm != "plain"):
             found.setdefault(folder.path.resolve(), (run, folder))
+    if not found:
+        raise ValueError("name at least one run folder")
     names = unique_names([path.parts for path in found])
     return [Labelled.read(name, *each) for name, each in zip(names, found.values(), strict=True)]
 

@@ -235,15 +235,19 @@ def check_usable(folder: RunFolder, run: Run) -> None:
 def _failure(folder: RunFolder) -> str:
     """Return how the last attempt at a run failed, and the last line that it wrote; empty: it did
     not fail."""
-    error = folder.path / ERRORS
-    lines = error.read_text("utf-8", "replace").splitlines() if error.exists() else []
-    said, last = ["", "", *filter(None, map(str.strip, lines))][-2:]
-    note = last.removeprefix(NOTE)
-    if note == last or note.startswith(("begun", "stopped")):
+    error, note, said = folder.path / ERRORS, "", ""
+    if not error.exists():
         return ""
-    # Without its own folder, equal failures of two runs read alike.
-    said = "" if said.startswith(NOTE) else said.replace(str(folder.path), "RUN")
-    return f"{note}: {said}" if said else note
+    for line in error.read_text("utf-8", "replace").splitlines():
+        if line.startswith(NOTE):
+            note = line.removeprefix(NOTE)
+            said = "" if note.startswith("begun") else said
+        elif line.strip():
+            # Without its own folder, equal failures of two runs read alike.
+            said = line.strip().replace(str(folder.path), "RUN")
+    if note.startswith(("begun", "stopped")):
+        return ""
+    return f"{note}: {said}" if note and said else note
 
 
 @contextmanager

@@ -106,7 +106,10 @@ def _make(
         if tasks == 1:
             write()
         else:
-            from datatrove.executor import LocalPipelineExecutor
+            try:
+                from datatrove.executor import LocalPipelineExecutor
+            except ImportError as error:
+                raise ValueError(f'--tasks: {error}; pip install "layermem[scale]"') from error
 
             # Those that have ended are not run again; errors are raised.
             logs, at_once = str(parts / "logs"), min(tasks, workers)
