@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("page", "heading", "folder"),
     [
-        ("README.md", "Memory for a pretrained model, in ten lines", "smollm2"),
+        ("README.md", "Memory for a pretrained model", "smollm2"),
         ("docs/retrofit.md", "From a model to an adapter", "my-base"),
     ],
 )
