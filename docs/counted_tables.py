@@ -111,7 +111,7 @@ def family_table() -> str:
 def adoption_table() -> str:
     """Return which released models have a wiring of the family."""
     models = tomllib.loads((DOCS / "adoption.toml").read_text(encoding="utf-8"))["model"]
-    rows = [["released model", "wiring", "here", "seen in", "date"]]
+    rows = [["released model", "wiring", "here", "seen in", "as of"]]
     for of in models:
         rows.append([of["name"], of["wiring"], f"`{of['here']}`", of["seen"], str(of["date"])])
     return _markdown(rows)
