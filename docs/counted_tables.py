@@ -4,7 +4,8 @@
 
 To be run after a variant has been added or has changed what it costs. What a step and a token of
 the family take is read from the records of the benchmarks, which ``--variants family`` of each
-writes, and those of later members; who ships what is read from docs/adoption.toml.
+writes, and those of later members; losses from a study's record; who ships what from
+docs/adoption.toml.
 """
 
 import json
@@ -17,12 +18,15 @@ from pathlib import Path
 
 from layermem.generation.vllm import SERVED
 from layermem_bench.config.computing import get_device
+from layermem_bench.config.typed_dicts import read_result
 from layermem_bench.costs.closed_forms import count_family
 from layermem_bench.costs.model_sizes import model_sizes, runs_of_arms
 from layermem_bench.costs.plan import plan
 from layermem_bench.pages.page import format_duration, in_bytes
 from layermem_bench.presets import get_preset
 from layermem_bench.studies.boards import parse_arms
+from layermem_bench.studies.comparing import lines_of
+from layermem_bench.studies.result import StudyResult
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS.parent / "benchmarks" / "results"
@@ -43,6 +47,7 @@ COLUMNS = {
 OVERVIEW = {
     "lime": "keys and values of all earlier layers, by learned sums",
     "recipe": "the same, keys and values apart, from a better start",
+    "recipe+mudd": "that, and MUDD",
     "value_residual": "the first layer's values",
     "value_embeddings": "values of the token, from a table",
     "denseformer": "all earlier outputs, by constant sums",
@@ -55,10 +60,13 @@ OVERVIEW = {
     "cla": "pairs of layers share keys and values",
     "lime_half": "LIMe, and every second layer borrows",
 }
+# The study whose differences from the plain decoder README.md shows, by form.
+LOSSES = "quiet-books-equal-time"
 # Where a form is told of, if it has no heading of its own name in docs/family.md.
 PLACES = {
     "lime": "mechanism.md",
     "recipe": "recipe.md",
+    "recipe+mudd": "recipe.md",
     "lime_half": "mechanism.md#layers-that-store-nothing",
     "yoco": "family.md#cla-yoco-fused_kv",
     "cla": "family.md#cla-yoco-fused_kv",
@@ -120,13 +128,24 @@ def adoption_table() -> str:
 def overview_table() -> str:
     """Return README's table: paper, adoption and price of each form."""
     costs = [_recorded_costs()[head] for head in ("training step", "token")]
+    losses = _recorded_losses()
     sizes = model_sizes(get_preset("paper-1b-gqa"))[0]
     counted = {row["variant"]: row for row in count_family(sizes)}
     rows = [
-        ["wiring", "a layer also reads", "paper", "shipped in", "step", "token", "cache", "vLLM"]
+        [
+            "wiring",
+            "a layer also reads",
+            "paper",
+            "shipped in",
+            "loss",
+            "step",
+            "token",
+            "cache",
+            "vLLM",
+        ],
     ]
     for form, reads in OVERVIEW.items():
-        of = counted["lime" if form == "recipe" else form]
+        of = counted[form.replace("recipe+", "").replace("recipe", "lime")]
         cached = [int(row["cache bytes"].replace(",", "")) for row in (of, counted["plain"])]
         paper = f"[{of['arXiv']}](https://arxiv.org/abs/{of['arXiv']})"
         rows.append(
@@ -135,6 +154,7 @@ def overview_table() -> str:
                 reads,
                 paper if of["arXiv"] != "none" else "",
                 of["shipped in"].replace("none", ""),
+                losses.get(form, ""),
                 *(f"{of_forms[form]:.2f}" if form in of_forms else "" for of_forms in costs),
                 f"{cached[0] / cached[1]:.2g}",
                 "yes" if form in (*SERVED, "recipe") else "",
@@ -151,6 +171,18 @@ def family_costs_table() -> str:
     for form in forms:
         rows.append([f"`{form}`", *(f"{of_forms[form]:.2f}" for of_forms in columns.values())])
     return _markdown(rows)
+
+
+def _recorded_losses() -> dict[str, str]:
+    """Return each form's mean difference in loss from the plain decoder, as recorded."""
+    result = read_result(StudyResult, DOCS / "records" / f"{LOSSES}.json")
+    (board,) = result.boards
+    lines = lines_of(result, board, board.conditions[0], board.metric)
+    return {
+        line.arm.partition(":")[0]: f"{line.difference.mean:+.3f}"
+        for line in lines
+        if line.difference is not None
+    }
 
 
 @cache
