@@ -27,6 +27,36 @@ PLUGINS_PAGE = "docs/plugins.md"
 NOTEBOOK = "docs/notebook.md"
 # Where pages read a pretrained model that a command fetches; tests/real runs them on the real one.
 PRETRAINED = {"README.md": "smollm2", "docs/retrofit.md": "my-base"}
+# What a reader has time for: the most words of each page beside its generated tables.
+WORDS = {
+    "README.md": 400,
+    "docs/architecture.md": 600,
+    "docs/evals.md": 1_200,
+    "docs/family.md": 1_200,
+    "docs/glossary.md": 300,
+    "docs/index.md": 600,
+    "docs/measuring.md": 700,
+    "docs/mechanism.md": 1_100,
+    "docs/recipe.md": 700,
+    "docs/results.md": 800,
+    "docs/results/costs.md": 800,
+    "docs/results/half_cache.md": 700,
+    "docs/results/paper.md": 1_000,
+    "docs/results/retrofit.md": 700,
+    "docs/results/tables.md": 300,
+    "docs/results/tasks.md": 1_000,
+    "docs/results/text.md": 1_300,
+    "docs/retrofit.md": 1_200,
+    "docs/scale.md": 700,
+    "docs/serving.md": 500,
+    "docs/studies.md": 700,
+    "docs/tasks.md": 1_000,
+    "docs/training.md": 1_500,
+    "docs/variants.md": 1_000,
+}
+# The reference, what the notebook printed, the log and what GitHub asks for.
+NOT_COUNTED = ("docs/api.md", "docs/notebook.md", "docs/log/", "CHANGELOG.md", "CONTRIBUTING.md")
+WRITTEN = r"(?s)<!-- written by [^\n]*: begin -->.*?: end -->|<!--[^\n]*-->\n(?:\|[^\n]*\n)+"
 file_map = load_script("docs/file_map.py")
 
 
@@ -44,6 +74,13 @@ def declared_name(code):
     """Return the name of the variant that some code declares; None if it declares none."""
     match = re.search(r'^declare\("(\w+)"', code, re.MULTILINE)
     return match and match[1]
+
+
+def test_pages_are_as_long_as_readers_have_time_for():
+    counted = [page for page in PAGES if not page.startswith(NOT_COUNTED)]
+    words = {page: len(re.sub(WRITTEN, "", read(page)).split()) for page in counted}
+    assert set(words) == set(WORDS)
+    assert {page: count for page, count in words.items() if count > WORDS[page]} == {}
 
 
 @pytest.mark.parametrize("page", PAGES)
