@@ -27,7 +27,7 @@ from layermem_bench.pages.page import format_interval
 from layermem_bench.pages.study import learning_curves
 from layermem_bench.pages.study_tables import claim_text
 from layermem_bench.statistics import Interval, interval, paired
-from layermem_bench.studies.comparing import Verdict, judge, lines_of
+from layermem_bench.studies.comparing import Verdict, judge
 from layermem_bench.studies.result import ABOVE_PLAIN, LOSS, StudyResult
 
 DOCS = Path(__file__).parent
@@ -94,8 +94,15 @@ def forest(title: str, *parts: Part, what: tuple[str, str] = LOSSES) -> str:
     return drawn(title, {"": found}, is_share=metric != LOSS, across=across)
 
 
-def drawn(title: str, parts: Mapping[str, Rows], *, across: str, is_share: bool = False) -> str:
-    """Draw named intervals in the colours of their arms, each part on an axis of its own."""
+def drawn(
+    title: str,
+    parts: Mapping[str, Rows],
+    *,
+    across: str,
+    is_share: bool = False,
+    one_scale: bool = False,
+) -> str:
+    """Draw named intervals in the colours of their arms, each part on axes of its own."""
     found = [each for of_part in parts.values() for each in of_part]
     styles = figures.styles_of(arm for _, arm, _ in found)
     of_labels = {label: styles[arm] for label, arm, _ in found}
@@ -106,7 +113,8 @@ def drawn(title: str, parts: Mapping[str, Rows], *, across: str, is_share: bool 
         plot = figures.intervals(values, is_share=is_share, across=below, styles=of_labels)
         plots.append((name, plot))
         heights.append(figures.height_of(values))
-    svg = in_a_grid(plots, (6.0, 0.5 + sum(heights) + 0.4 * len(parts)), heights=heights)
+    size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
+    svg = in_a_grid(plots, size, heights=heights, one_scale=one_scale)
     said = [f"{label}: {format_interval(each, is_share, '+')}" for label, _, each in found]
     return on_own_ground(svg, title, "; ".join(said))
 
@@ -118,12 +126,15 @@ def in_a_grid(
     columns: int = 1,
     heights: Sequence[float] | None = None,
     font: int = 10,
+    one_scale: bool = False,
 ) -> str:
     """Return an SVG of plots with their titles, each on axes of its own."""
     with matplotlib.rc_context({**figures.RC, "font.size": font}):
         figure = Figure(figsize=size, layout="constrained")
         down = -(-len(plots) // columns)
-        grid = figure.subplots(down, columns, squeeze=False, height_ratios=heights)
+        grid = figure.subplots(
+            down, columns, squeeze=False, height_ratios=heights, sharex=one_scale
+        )
         for axes, (title, plot) in zip(grid.flat, plots, strict=True):
             plot(axes)
             axes.set_title(title, fontsize=10)
@@ -234,38 +245,17 @@ def verdicts() -> str:
 
 
 def caches(record: str, text: str) -> str:
-    """Draw the loss of a record's arms on a text against what their caches hold."""
-    result = study(record)
-    (board,) = result.boards
-    held = {cost.arm: cost.cached for cost in board.costs}
-    points = {
-        line.arm: (2.0 * held[line.arm], line.mean)
-        for line in lines_of(result, board, board.conditions[0], LOSS)
-        if line.mean is not None
-    }
-    across = "bytes of the cache for a token, in bfloat16"
-    styles = figures.styles_of(points)
-    room = 0.02 * max(x for x, _ in points.values())
-
-    def draw(axes: Axes) -> None:
-        for arm, (x, loss) in points.items():
-            # Points of one place stand side by side.
-            beside = [other for other, (place, _) in points.items() if place == x]
-            x += room * (beside.index(arm) - (len(beside) - 1) / 2)
-            colour, _, marker = styles[arm]
-            axes.errorbar(
-                x, loss.mean, loss.half, color=colour, marker=marker, ls="none", capsize=3
-            )
-            axes.containers[-1].set_label(figures.escape_label(arm))
-        axes.set(xlabel=across, ylabel=LOSS)
-        axes.set_xlim(left=0)
-        # Below, where no interval can lie behind it.
-        figures.legend(axes, below=True)
-
-    svg = figures.drawing(draw, size=(6.0, 3.2)).svg
-    said = (f"{arm}: {x:.0f} bytes, {format_interval(y, False)}" for arm, (x, y) in points.items())
-    title = f"Validation loss on {text} against the bytes of the cache, with 95% intervals"
-    return on_own_ground(svg, title, "; ".join(said))
+    """Draw losses of a record's arms against the first, arms of equal caches together."""
+    (board,) = study(record).boards
+    held = {cost.arm: 2 * cost.cached for cost in board.costs}
+    parts: dict[str, list[tuple[str, str, Interval]]] = {}
+    for row in differences(Part(record=record, said="{arm}"), LOSS):
+        title = f"{held[row[1]]:,} bytes of the cache for a token, in bfloat16"
+        parts.setdefault(title, []).append(row)
+    first = board.conditions[0].arms[0].name
+    title = f"Validation loss on {text} minus that of {first}, which keeps {held[first]:,} bytes"
+    across = f"validation loss minus that of {first} (left is better)"
+    return drawn(title, parts, across=across, one_scale=True)
 
 
 def learning() -> str:
