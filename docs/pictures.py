@@ -50,7 +50,7 @@ class Part:
 
     record: str
     said: str
-    """What stands behind the name of an arm; with {arm}, in its place."""
+    """What stands above it."""
     board: str = ""
     """Of a record with several boards; empty: the only one."""
     condition: str = "recorded"
@@ -78,20 +78,17 @@ def study(name: str) -> StudyResult:
 
 def differences(part: Part, metric: str) -> Rows:
     """Return the differences of a part's arms from its first arm."""
-    label = part.said if "{arm}" in part.said else f"{{arm}}, {part.said}"
     lines, _ = recorded_lines(part.record, part.board, part.condition, metric)
-    return [
-        (label.format(arm=line.arm), line.arm, line.difference)
-        for line in lines
-        if line.difference is not None
-    ]
+    # At equal time an arm is named by its steps.
+    arms = {line.arm: line.arm.partition(":max_steps=")[0] for line in lines}
+    return [(arms[of.arm], arms[of.arm], of.difference) for of in lines if of.difference]
 
 
 def forest(title: str, *parts: Part, what: tuple[str, str] = LOSSES) -> str:
-    """Draw differences of arms from the plain decoder, one below the other."""
+    """Draw differences of arms from the plain decoder, each part on axes of its own."""
     metric, across = what
-    found = [each for part in parts for each in differences(part, metric)]
-    return drawn(title, {"": found}, is_share=metric != LOSS, across=across)
+    found = {part.said: differences(part, metric) for part in parts}
+    return drawn(title, found, is_share=metric != LOSS, across=across)
 
 
 def drawn(
@@ -115,7 +112,11 @@ def drawn(
         heights.append(figures.height_of(values))
     size = (6.0, 0.5 + sum(heights) + 0.4 * len(parts))
     svg = in_a_grid(plots, size, heights=heights, one_scale=one_scale)
-    said = [f"{label}: {format_interval(each, is_share, '+')}" for label, _, each in found]
+    said = [
+        f"{f'{name}, ' * bool(name)}{label}: {format_interval(each, is_share, '+')}"
+        for name, rows in parts.items()
+        for label, _, each in rows
+    ]
     return on_own_ground(svg, title, "; ".join(said))
 
 
@@ -249,7 +250,7 @@ def caches(record: str, text: str) -> str:
     (board,) = study(record).boards
     held = {cost.arm: 2 * cost.cached for cost in board.costs}
     parts: dict[str, list[tuple[str, str, Interval]]] = {}
-    for row in differences(Part(record=record, said="{arm}"), LOSS):
+    for row in differences(Part(record=record, said=""), LOSS):
         title = f"{held[row[1]]:,} bytes of the cache for a token, in bfloat16"
         parts.setdefault(title, []).append(row)
     first = board.conditions[0].arms[0].name
@@ -354,10 +355,13 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "results/text.svg": partial(
         forest,
         "Differences in validation loss on text, with 95% intervals",
-        Part(record="study-tiny-lm", said="equal tokens", **_TOKENS),
-        Part(record="study-tiny-lm", said="equal training time", **_TIME),
-        Part(record="tiny-lm-gqa", said="grouped queries"),
-        Part(record="tiny-lm-16x", said="6,400 steps"),
+        Part(record="study-tiny-lm", said="source code, 400 steps, equal tokens", **_TOKENS),
+        Part(record="study-tiny-lm", said="source code, 400 steps, equal time", **_TIME),
+        Part(record="tiny-lm-gqa", said="source code, 400 steps, grouped queries"),
+        Part(record="quiet-code", said="source code, 1,600 steps, equal tokens", **_TOKENS),
+        Part(record="quiet-code", said="source code, 1,600 steps, equal time", **_TIME),
+        Part(record="quiet-books-equal-time", said="textbooks, 1,600 steps, equal time"),
+        Part(record="tiny-lm-16x", said="textbooks, 6,400 steps"),
     ),
     "results/text_curves.svg": learning,
     "results/arithmetic.svg": partial(
@@ -384,15 +388,15 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "results/retrofit.svg": partial(
         forest,
         "Differences in validation loss from plain continued training, with 95% intervals",
-        Part(record="retrofit-smollm2", said="SmolLM2, {arm}", **_TOKENS),
-        Part(record="retrofit-smollm2", said="SmolLM2, {arm}, equal time", **_TIME),
-        Part(record="retrofit-stories260K", said="stories, {arm}", **_TOKENS),
+        Part(record="retrofit-smollm2", said="SmolLM2, equal tokens", **_TOKENS),
+        Part(record="retrofit-smollm2", said="SmolLM2, equal training time", **_TIME),
+        Part(record="retrofit-stories260K", said="stories260K, equal tokens", **_TOKENS),
     ),
     "results/encoders.svg": partial(
         forest,
         "Differences in right labels of small encoders, with 95% intervals",
-        Part(record="encoders-qnli", said="{arm} memory, QNLI"),
-        Part(record="encoders-wnli", said="{arm} memory, WNLI"),
+        Part(record="encoders-qnli", said="QNLI"),
+        Part(record="encoders-wnli", said="WNLI"),
         what=(ANSWERS[0], "against no memory (right is better)"),
     ),
     "results/evaluations.svg": positions,

@@ -57,6 +57,7 @@ def test_every_variant_has_a_style_of_its_own_wherever_it_is_drawn():
         assert figures.styles_of(others)["lime"] == styles["lime"]
     of_arms = figures.styles_of(["lime:router=last", "lime", "lime:router=average", "other"])
     assert of_arms["lime"] == styles["lime"] and len(set(of_arms.values())) == 4
+    assert figures.styles_of(["lime:router=last"])["lime:router=last"] != styles["lime"]
 
 
 @pytest.mark.parametrize("count", [4, 19])

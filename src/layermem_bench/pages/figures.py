@@ -9,6 +9,7 @@ import io
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,14 +28,16 @@ Style = tuple[str, str, str]
 _COLOURS = (
     *("#7a5195", "#2f7fc4", "#d9622b", "#2a9d5c", "#9a5fd0", "#c2438d", "#7a8594", "#0f9aa7"),
     *("#a37f1c", "#5566cc", "#8fae1b", "#a0522d", "#d0475a", "#4fa3d9", "#6b8e6b", "#c98bd6"),
-    *("#b8572f", "#3c7d7d", "#6a3d5b", "#1f6f3f"),
+    *("#b8572f", "#3c7d7d", "#6a3d5b", "#1f6f3f", "#e0891e", "#3f5f8a", "#c06a9a"),
 )
-_STYLES = list(zip(_COLOURS, (":", "-", "--", "-.") * 5, "Pos^DvPX*<>phdH8sDv^", strict=True))
+_DASHES, _MARKERS = (":", "-", "--", "-."), "Pos^DvPX*<>phdH8sDv^"
+_STYLES: list[Style] = [(c, _DASHES[i % 4], _MARKERS[i % 20]) for i, c in enumerate(_COLOURS)]
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
     *("lime_half", "plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections"),
     *("denseformer", "attention_residuals", "cla", "yoco", "fused_kv", "dca", "depth_attention"),
     *("mhc", "lime_hidden", "midpoint", "value_embeddings", "laurel", "gated_residual"),
+    *("recipe+mudd", "recipe_half", "value_residual+mudd"),
 )
 Ends = tuple[float, float, float]
 """Lower end of an interval, middle, upper end."""
@@ -53,23 +56,37 @@ RC |= dict.fromkeys(_INKED, INK)
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
-    """Return each name's style: a variant has one wherever it is drawn.
+    """Return each name's style: a variant has one colour wherever it is drawn.
 
-    It goes to the name that is the variant's own, else to the first that begins with it
-    ("lime:router=last"). All other names share what is left, those of rare variants first.
+    Arms with options of a variant ("lime:router=last") have shades of its colour. All other names
+    share the styles that are left.
     """
-    names = list(dict.fromkeys(names))
-    taken: dict[str, int] = {}
-    for name in sorted(names, key=lambda name: name.lower() not in _VARIANTS):
-        variant = re.split(r"[^a-z_]", name.lower())[0]
-        if variant in _VARIANTS and _VARIANTS.index(variant) not in taken.values():
-            taken[name] = _VARIANTS.index(variant)
+    names, styles = list(dict.fromkeys(names)), {}
+    shades = Counter[int]()
+    for name in names:
+        variant = re.split(r"[^a-z_+]", name.lower())[0]
+        if (known := variant if variant in _VARIANTS else variant.partition("+")[0]) in _VARIANTS:
+            at = _VARIANTS.index(known)
+            is_shade = known != name.lower()
+            shades[at] += is_shade
+            styles[name] = _shade(at, shades[at] if is_shade else 0)
     # Those of variants that came later are shared last, so that figures that are drawn stay.
     order = (*reversed(range(16)), *range(16, len(_STYLES)))
-    free = [i for i in order if i not in taken.values()] or [0]
-    others = [name for name in names if name not in taken]
-    taken |= {name: free[i % len(free)] for i, name in enumerate(others)}
-    return {name: _STYLES[taken[name]] for name in names}
+    free = [i for i in order if _STYLES[i] not in styles.values()] or [0]
+    others = [name for name in names if name not in styles]
+    styles |= {name: _STYLES[free[i % len(free)]] for i, name in enumerate(others)}
+    return styles
+
+
+def _shade(at: int, count: int) -> Style:
+    """Return a style's colour, lighter and darker in turn, with other dashes and another marker."""
+    colour, _, _ = _STYLES[at]
+    # Lighter by a share of what is left to white, darker by a share of all.
+    share = (0.0, 0.4, -0.4, 0.55, -0.6)[count % 5]
+    rgb = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    mixed = (round(c + share * (255 - c) if share > 0 else c * (1 + share)) for c in rgb)
+    dashes, marker = _DASHES[(at + count) % 4], _MARKERS[(at + count) % 20]
+    return "#" + "".join(f"{c:02x}" for c in mixed), dashes, marker
 
 
 def drawing(plot: Plot, caption: str = "", size: tuple[float, float] = (6.0, 3.4)) -> Figure:
@@ -91,6 +108,9 @@ def in_ink_of_the_page(canvas: Canvas) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Ids are hashes of numbers whose last digit is not the same in each layout: they are counted.
+    hashed = list(dict.fromkeys(re.findall(r"\b[pm][0-9a-f]{10}\b", text)))
+    text = re.sub(r"\b[pm][0-9a-f]{10}\b", lambda of: f"{of[0][0]}{hashed.index(of[0])}", text)
     # A prefix keeps the ids of several figures on one page apart.
     prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
