@@ -68,7 +68,7 @@ from layermem_bench.studies.result import ABOVE_PLAIN, Board, Metric, StudyResul
 DOCS = Path(__file__).parent
 PAGES = (
     DOCS.parent / "README.md",
-    *(DOCS / name for name in ("index.md", "results.md", "recipe.md")),
+    *(DOCS / name for name in ("index.md", "results.md")),
     *sorted((DOCS / "results").glob("*.md")),
 )
 RECORDS = DOCS / "records"

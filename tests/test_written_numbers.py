@@ -14,9 +14,9 @@ from layermem_bench.studies.result import StudyResult
 ROOT = Path(__file__).parents[1]
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
 _INTERVAL = re.compile(rf"(?P<mean>{_NUMBER})(?P<unit>%?) (?:±|\+-) (?P<half>{_NUMBER})(?P=unit)")
-RESULTS = ["docs/results.md", "docs/recipe.md"]
+RESULTS = ["docs/results.md"]
 RESULTS += sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md"))
-PAGES = ["README.md", "docs/index.md", *RESULTS]
+PAGES = ["README.md", "docs/index.md", "docs/recipe.md", *RESULTS]
 Written = tuple[Decimal, Decimal, str]
 
 
