@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from forked import run_code, run_script
 from scripts import load_script
 
+from layermem.ops.route import naive
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
-DOCS = EXAMPLES.parent / "docs"
 TINY = {
     "train_and_compare.py": ["--seeds=1", "--steps=2", "--problems=4", "--out=runs"],
     "add_memory_to_llama.py": ["--steps=2", "--out=runs"],
@@ -16,6 +18,7 @@ TINY = {
     "squad.py": ["--steps=60", "--model=roberta", "--out=runs"],
     "look_inside.py": ["--sequences=2", "--length=16"],
     "in_your_own_model.py": ["--steps=2"],
+    "lime_in_forty_lines.py": [],
 }
 # Better than a guess, and the same once it is loaded again.
 SCORES = r"(?s)without memory: {0} (0\.[7-9]|1).*\nwith memory: {0} (\S+)\n.*loaded .*: {0} \2\n"
@@ -26,6 +29,7 @@ OUTPUT = {
     "squad.py": SCORES.format("F1"),
     "look_inside.py": r"\[\[1\. +0\. +0\. +0\. +\]",
     "in_your_own_model.py": r"(?s)plain .*lime .*mudd .*lime\+mudd +loss",
+    "lime_in_forty_lines.py": r"^loss [56]\.\d+ to [12]\.\d+; last router: 4 x 16 weights\n$",
 }
 
 
@@ -45,6 +49,14 @@ def test_there_are_scripts_a_notebook_and_a_plugin():
     """The notebook is run in tests/real, on the model that it is about."""
     names = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix)
     assert names == sorted([*TINY, "smollm2_notebook.py", "router_ideas.py", "llama2c.py"])
+
+
+def test_the_router_in_forty_lines_computes_what_ours_does():
+    router = load_script("examples/lime_in_forty_lines.py").Router(2, 3).double()
+    slots = torch.randn(3, 4, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+    outs = [router([*slots]), naive([*slots], router.weight)]
+    grads = [torch.autograd.grad(out.sin().sum(), (slots, router.weight)) for out in outs]
+    torch.testing.assert_close((outs[0], *grads[0]), (outs[1], *grads[1]), rtol=0, atol=1e-12)
 
 
 IDEAS = """
@@ -73,17 +85,16 @@ def test_ideas_for_routers_begin_as_the_recipe(tmp_path):
 
 
 def test_the_page_of_the_notebook_is_made_of_its_cells():
-    page = (DOCS / "notebook.md").read_text(encoding="utf-8")
+    page = (EXAMPLES.parent / "docs/notebook.md").read_text(encoding="utf-8")
     source = (EXAMPLES / "smollm2_notebook.py").read_text(encoding="utf-8")
     cells = list(load_script("docs/notebook_page.py").cells(source))
-    assert re.findall(r"(?s)```python\n(.*?)\n```", page) == [
-        text for prose, text in cells if not prose
-    ]
+    code = [text for prose, text in cells if not prose]
+    assert re.findall(r"(?s)```python\n(.*?)\n```", page) == code
     assert all(text in page for _, text in cells)
 
 
 RUNS = [*TINY, "encoders.py --model=deberta", "squad.py --model=deberta"]
-FAST = ("encoders.py", "squad.py", "look_inside.py", "in_your_own_model.py")
+FAST = {*TINY} - {"train_and_compare.py", "add_memory_to_llama.py"}
 
 
 @pytest.mark.parametrize(
