@@ -33,7 +33,8 @@ def test_every_picture_has_a_command_a_page_and_words():
     on_pages = set()
     for page in PAGES:
         shown = re.findall(r"!\[(.*?)\]\((\S+?)\)", page.read_text(encoding="utf-8"))
-        assert shown or page.parent.name != "results", f"{page.name}: begin with a picture"
+        needs_one = page.parent.name == "results" and page.name != "tables.md"
+        assert shown or not needs_one, f"{page.name}: begin with a picture"
         for words, link in shown:
             file = (page.parent / link).resolve()
             assert len(words.split()) >= 4, f"{file.name}: say what is seen, for who cannot see it"

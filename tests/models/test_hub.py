@@ -4,12 +4,7 @@ import huggingface_hub
 import pytest
 import torch
 from tiny import TINY, make
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from layermem import LimeConfig, LimeForCausalLM
 

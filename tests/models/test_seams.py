@@ -16,12 +16,7 @@ from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
 from layermem.models.lime_router import LimeRouter
-from layermem.models.seams import (
-    Memory,
-    ParameterOverride,
-    Variant,
-    forked_generator,
-)
+from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.ops.shared_buffer import using_naive
 
 

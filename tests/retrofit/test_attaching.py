@@ -17,12 +17,7 @@ from tiny import TINY
 from torch import nn
 
 import layermem
-from layermem.retrofit import (
-    attach,
-    detach,
-    router_parameters,
-    trainable,
-)
+from layermem.retrofit import attach, detach, router_parameters, trainable
 from layermem.retrofit.attachment import attachment_of
 
 FAST = ("llama", "gpt2")

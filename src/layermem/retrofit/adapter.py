@@ -45,7 +45,9 @@ _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write the routers of an attached model to a folder.
 
-    It can be uploaded as it is (``huggingface_hub.upload_folder``).
+    It can be uploaded as it is (``huggingface_hub.upload_folder``). The base is recognised by its
+    weights, wherever it lies; settings of its config, as the type of rope, are not compared. LoRA
+    that is not merged is no part of it: PEFT saves that.
     """
     path = Path(folder)
     if (path / "config.json").exists():

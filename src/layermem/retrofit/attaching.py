@@ -55,6 +55,11 @@ def attach(
     compute something else, and "value_residual" is for ``shares_kv=False``. Give the whole model,
     which then saves itself with its memory: a model that holds an attached part does not. ``host``
     says where the parts of an architecture lie that is not in ``layermem.retrofit.HOSTS``.
+
+    Keys and values are routed as the projections return them: before norms of keys, rope and the
+    cache. Routers have 32 bits or more on any base, and FSDP wants one dtype for all that trains.
+    Attach before wrapping or sharding the model. Random weights train with the recipe by
+    ``shares_kv=False``, ``grain="layer"`` and ``init="value_residual"``.
     """
     if host is None:
         owner, found = find_host(model)

@@ -34,6 +34,8 @@ class Host:
     """Where a model has what layer memory needs. Names are those of ``named_modules()``.
 
     Keys and values come from two projections (``key`` and ``value``) or from one (``fused``).
+    ``attach`` proves a ``Host`` that it is given by forwards on random keys and values, and warns
+    where these are impossible. Cross-attention stays as it is.
     """
 
     layers: str
@@ -49,7 +51,8 @@ class Host:
     """The projection to queries, keys and values at once, as "qkv_proj"."""
     layout: Layout = "blocks"
     """The output of a fused projection: "blocks", all queries, all keys, all values; or "heads",
-    queries, key and value of the first key-value head, then of the next."""
+    queries, key and value of the first key-value head, then of the next. Falcon's
+    ``query_key_value`` has "heads", with ``multi_query`` "blocks"."""
     head_dim: int | None = None
     """Width of a head; None: what the attention or the config says."""
     key_projects_positions: bool = False
