@@ -4,7 +4,7 @@ Routing is compared with the naive form first; unless it passes, nothing is meas
 training steps, eager and compiled, with their peaks of memory, and decoded tokens, eager and as
 CUDA graphs. All columns of a row are measured in turn. Those that there was no time to prepare are
 named, and each row is written as soon as it is measured: the same command goes on with what is
-missing. ``python docs/gpu_figures.py`` writes the figures into docs/routing.md.
+missing. ``python docs/gpu_figures.py`` writes the figures into docs/results/costs.md.
 """
 
 import argparse

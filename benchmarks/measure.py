@@ -54,7 +54,7 @@ SHAPES = {
     "64x64-calls": ({"num_hidden_layers": 64, "hidden_size": 64, "num_attention_heads": 8}, 1, 8),
 }
 
-# The forms of the family that docs/family.md compares: what --variants family stands for.
+# The forms of the family that docs/results/costs.md compares: what --variants family stands for.
 FAMILY = (
     "lime,lime:router_shares_kv=false,recipe,value_residual,depth_attention,lime_hidden,"
     "lime_hidden:form=dynamic,denseformer,attention_residuals,attention_residuals:residual_form=block,"
@@ -85,7 +85,7 @@ def add_variants_option(options):
     options.add_argument(
         "--variants",
         help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a study; "
-        "family: the forms that docs/family.md compares; storage: those with smaller caches",
+        "family: the forms that docs/results/costs.md compares; storage: those with smaller caches",
     )
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/scale.md and docs/family.md that are counted.
+"""Write the tables of README.md and docs that are counted, or recorded by the benchmarks.
 
     python docs/counted_tables.py
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from layermem.generation.vllm import SERVED
 from layermem_bench.config.computing import get_device
@@ -41,7 +42,17 @@ COLUMNS = {
     "memory": {" alive": "kept for the backward", " peak": "peak of a step"},
     "decode_step": {" prompt": "prompt of 64", " token": "token"},
 }
-
+# Shapes of the benchmarks, as the tables name them.
+SHAPES = {
+    "4x32": "4 x 32",
+    "8x384-gqa": "8 x 384, 2 kv heads",
+    "8x384": "8 x 384, 6 kv heads",
+    "16x512-gqa": "16 x 512, 2 kv heads",
+    "32x128": "32 x 128",
+    "64x128": "64 x 128",
+}
+# Measured before ``fused_kv`` formed its mixtures as it does now.
+OUTDATED = {f"fused_kv token after {tokens}" for tokens in (128, 2048, 16384)}
 
 # What README.md shows of the family: forms, and what a layer reads beside the last one's output.
 OVERVIEW = {
@@ -87,7 +98,8 @@ def tables_of_pages() -> dict[str, list[str]]:
     return {
         "../README.md": [overview_table()],
         "scale.md": [plans_table()],
-        "family.md": [family_table(), adoption_table(), family_costs_table()],
+        "family.md": [family_table(), adoption_table()],
+        "results/costs.md": [family_costs_table(), *storage_tables(), *llama_tables()],
     }
 
 
@@ -185,15 +197,76 @@ def _recorded_losses() -> dict[str, str]:
     }
 
 
+def storage_tables() -> list[str]:
+    """Return what forms with smaller caches take, as ratios to the plain decoder."""
+    columns = {"prompt of 2048": "prompt of 2,048", "token after 128": "token after 128"}
+    columns |= {f"token after {n}": f"after {n:,}" for n in (2048, 16384)}
+    made = []
+    shapes = {"8x384-gqa": (8, "width 384, 2 key-value heads")}
+    shapes["32x128"] = 32, "width 128, 8 key-value heads"
+    for shape, (layers, sizes) in shapes.items():
+        # The first two were recorded when they were fields of LIMe.
+        forms = {"lime:storage=half": "lime_half"}
+        forms[f"lime:storage={layers // 2}"] = f"lime_half:storage={layers // 2}"
+        forms |= {name: name for name in ("cla", "yoco", "fused_kv", "fused_kv:fusion=lite")}
+        rows = [[f"{layers} layers of {sizes}", *columns.values()]]
+        for form, shown in forms.items():
+            cells = []
+            for part in columns:
+                file = "storage_decode_step" + "_long" * part.endswith("16384")
+                outdated = f"{form} {part}" in OUTDATED
+                cells.append("" if outdated else _with_quartiles(file, f"{shape} {part}", form))
+            rows.append([f"`{shown}`", *cells])
+        made.append(_markdown(rows))
+    lengths = (128, 2048)
+    parts = [f"{shape} token after {n}" for shape in ("8x384", "32x128") for n in lengths]
+    heads = [f"{layers}, after {n:,}" for layers in ("8 x 384", "32 x 128") for n in lengths]
+    rows = [["token", *heads]]
+    for form in ("lime_half", "fused_kv", "fused_kv:fusion=lite"):
+        cells = [_with_quartiles("fused_kv_decode_step", part, form) for part in parts]
+        rows.append([f"`{form}`", *cells])
+    return [*made, _markdown(rows)]
+
+
+def llama_tables() -> list[str]:
+    """Return what plain, LIMe and the concatenating form take, as ratios to LLaMA."""
+    decoded = {" prompt": ", prompt", " token": ", token"}
+    decoded |= {f"{key} x8": f"{said}, batch 8" for key, said in decoded.items()}
+    kept = {" alive": ", kept", " peak": ", peak"}
+    made = []
+    for title, file, lime, suffixes in (
+        ("training step", "training_step", "lime", {"": ""}),
+        ("decoding", "decode_step", "lime", decoded),
+        ("memory", "memory", "lime grouped", kept),
+    ):
+        ratios = _record(file)["ratios"]
+        rows = [[title, "plain", "LIMe", "concatenating"]]
+        for shape, said in SHAPES.items():
+            for suffix, part in suffixes.items():
+                if of := ratios.get(shape + suffix):
+                    cells = [f"{of[column]:.3f}" for column in ("plain", lime, "concatenating")]
+                    rows.append([f"{said}{part}", *cells])
+        made.append(_markdown(rows))
+    return made
+
+
+def _with_quartiles(file: str, row: str, form: str) -> str:
+    record = _record(file)
+    low, high = record["quartiles"][row][form]
+    return f"{record['ratios'][row][form]:.2f} [{low:.2f}, {high:.2f}]"
+
+
+@cache
+def _record(name: str) -> Mapping[str, Any]:
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
 @cache
 def _recorded_costs() -> dict[str, Mapping[str, float]]:
     """Return each column of costs: the ratio of each form to the plain decoder."""
     columns: dict[str, Mapping[str, float]] = {}
     for name, heads in COLUMNS.items():
-        of_files = [
-            json.loads((RECORDS / f"{file}_{name}.json").read_text(encoding="utf-8"))["ratios"]
-            for file in ("family", "members")
-        ]
+        of_files = [_record(f"{file}_{name}")["ratios"] for file in ("family", "members")]
         for suffix, head in heads.items():
             columns[head] = {k: v for of in of_files for k, v in of[SHAPE + suffix].items()}
     return columns

@@ -1,4 +1,4 @@
-"""Write the figures of ``benchmarks/gpu.sh`` into docs/routing.md: python THIS_FILE.
+"""Write the figures of ``benchmarks/gpu.sh`` into docs/results/costs.md: python THIS_FILE.
 
 They are read from the records benchmarks/results/DEVICE*.json. A record of a smoke run, and one
 whose check has not passed, is refused.
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parent / "routing.md"
+PAGE = Path(__file__).parent / "results" / "costs.md"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 BEGIN, END = (f"<!-- written by docs/gpu_figures.py: {edge} -->" for edge in ("begin", "end"))
 UNITS = {"s": ("ms", 1e3), "bytes": ("GB", 1e-9), "bytes/s": ("TB/s", 1e-12)}

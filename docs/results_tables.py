@@ -88,9 +88,9 @@ _LEFT_OUT = ("each seed", "where")
 _COLUMNS = 6
 _FIRST_LEFT_OUT = ("", "parameters", "learning rate", "time")
 _NAMES = r"[\w-]+(?: \+ [\w-]+)*"
-_PLACE = re.compile(
-    rf"(?m)^<!-- (?!written by)(?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*"
-)
+# Other scripts have marks of their own.
+_MARK = r"<!-- (?!written by )"
+_PLACE = re.compile(rf"(?m)^{_MARK}(?:(?P<name>{_NAMES}): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 
 
 def main() -> None:

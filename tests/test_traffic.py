@@ -58,8 +58,8 @@ def test_bytes_of_a_pipeline_are_those_that_stages_send(way, ids, monkeypatch):
     assert total == pipeline.count_bytes("tiny", way, 4, ids.numel(), size=4)
 
 
-def test_the_page_of_routing_shows_what_is_counted():
-    page = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
+def test_the_page_of_costs_shows_what_is_counted():
+    page = (ROOT / "docs" / "results" / "costs.md").read_text(encoding="utf-8")
     counts = [routing.count_transfers(layers) for layers in routing.DEPTHS]
     for form in counts[0]:
         row = f"| {' | '.join(str(count[form]) for count in counts)} |"

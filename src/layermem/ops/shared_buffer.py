@@ -66,9 +66,9 @@ def begin(
 
 
 class Slots:
-    """What a memory reads where layers share a buffer: the slots so far.
+    """The slots so far: ``shared.slots(layer, handed)``, at first of ``handed = shared.handed``.
 
-    The layer calls ``append`` with its own slot and, if it has a router, ``route``.
+    A layer calls ``append`` with its slot, and its router with these; ``handed`` is for the next.
     """
 
     own: Slot
