@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tyro
 import yaml
-from scripts import ROOT, load_script, pass_contract
+from scripts import ROOT, load_script
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from layermem_bench import cli
@@ -20,9 +20,8 @@ PAGES = [
     path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 ]
 LANGUAGES = {"python", "bash", "text"}
-VARIANTS_PAGE = "docs/variants.md"
 # Its code and its commands are run by tests/test_plugins.py.
-PLUGINS_PAGE = "docs/plugins.md"
+PLUGIN_PAGE = "docs/variants.md"
 # Its cells are of a pretrained model: tests/real runs them.
 NOTEBOOK = "docs/notebook.md"
 # Where pages read a pretrained model that a command fetches; tests/real runs them on the real one.
@@ -76,12 +75,6 @@ def blocks(page, language=None):
     return [block for block in found if language in (None, block[0])]
 
 
-def declared_name(code):
-    """Return the name of the variant that some code declares; None if it declares none."""
-    match = re.search(r'^declare\("(\w+)"', code, re.MULTILINE)
-    return match and match[1]
-
-
 def test_pages_are_as_long_as_readers_have_time_for():
     counted = [page for page in PAGES if not page.startswith(NOT_COUNTED)]
     words = {page: len(re.sub(WRITTEN, "", read(page)).split()) for page in counted}
@@ -107,7 +100,7 @@ def save_in_place_of_pretrained(folder):
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if blocks(page, "python") and page not in (PLUGINS_PAGE, NOTEBOOK)],
+    [page for page in PAGES if blocks(page, "python") and page not in (PLUGIN_PAGE, NOTEBOOK)],
 )
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -115,9 +108,7 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
         save_in_place_of_pretrained(PRETRAINED[page])
     names = {}
     for _, code in blocks(page, "python"):
-        # A variant is a module; the contract below runs it.
-        if page != VARIANTS_PAGE or declared_name(code) is None:
-            exec(compile(code, page, "exec"), names)
+        exec(compile(code, page, "exec"), names)
 
 
 class ParsedError(BaseException):
@@ -152,7 +143,7 @@ def inline_commands(page):
     [
         pytest.param(page, words, id=shlex.join(words))
         for page in PAGES
-        if page != PLUGINS_PAGE
+        if page != PLUGIN_PAGE
         for words in (*shell_commands(page), *inline_commands(page))
     ],
 )
@@ -214,12 +205,3 @@ def test_the_map_has_a_row_for_every_file_that_says_what_it_is():
             assert description.endswith("."), f"{name}: its first line is no full sentence"
     rows = re.findall(r'id="([^"]+)"', file_map.render(names))
     assert rows == sorted(names, key=lambda name: (Path(name).parent.parts, name))
-
-
-@pytest.mark.slow
-def test_the_variants_shown_pass_the_contract(tmp_path):
-    shown = [code for _, code in blocks(VARIANTS_PAGE, "python") if declared_name(code)]
-    files = [tmp_path / f"{declared_name(code)}.py" for code in shown]
-    for file, code in zip(files, shown, strict=True):
-        file.write_text(code, encoding="utf-8")
-    pass_contract([file.stem for file in files], files)

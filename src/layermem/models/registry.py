@@ -70,12 +70,13 @@ def declare(
 ) -> RegisteredVariant:
     """Make the model classes of a variant and register them, also with transformers' Auto classes.
 
-    Those of its pairs with the variants that are registered are made too.
-
-    For ``LimeConfig`` they are ``LimeModel``, ``LimeForCausalLM``,
-    ``LimeForSequenceClassification`` and so on, and belong to the module of the config. The
-    config's ``model_type`` becomes ``layermem_`` followed by ``name``. ``base`` is their base
-    class, a subclass of ``PreTrainedDecoder`` where they need methods of their own.
+    For ``LimeConfig`` the classes are ``LimeModel``, ``LimeForCausalLM``,
+    ``LimeForSequenceClassification`` and so on, and belong to the module of the config. Pairs with
+    the registered variants are made too. The config is ``@strict``, each of its fields has a
+    docstring, and methods named ``validate_...`` refuse wrong values. Its ``model_type`` becomes
+    ``layermem_`` followed by ``name``. A checkpoint is loaded with its own values of the fields,
+    except of those named ``..._init``, which may differ. ``base`` is a subclass of
+    ``PreTrainedDecoder`` with methods that all the classes get.
     """
     prefix = config.__name__.removesuffix("Config")
     if prefix == config.__name__:

@@ -55,7 +55,7 @@ class Memory(nn.Module, ABC):
     """What attention reads of earlier layers, at one layer."""
 
     # True: ``forward`` also takes ``token_ids`` [B, T], those of the query's tokens. A model with
-    # such a memory has no forward of embeddings alone.
+    # such a memory has no forward of embeddings alone, and no pipeline stages.
     reads_ids: ClassVar[bool] = False
 
     @abstractmethod
@@ -152,8 +152,8 @@ class Stream(nn.Module):
     the constructor draws no random numbers (use ``torch.empty``, then ``Variant.init_weights``).
     """
 
-    # True: the first tensor is computed from the others for those who look at it, and nothing reads
-    # it, so that it has no gradient.
+    # True: the first tensor is for display only (hooks, ``output_hidden_states``) and receives no
+    # gradient. A hook that is to change what a layer returns changes the other tensors.
     shows_reduction: ClassVar[bool] = False
 
     def begin(self, embeds: Tensor) -> State:
@@ -222,7 +222,9 @@ class Variant(Generic[ConfigT]):
     """A cross-layer architecture, as its differences from the plain decoder.
 
     Every method has the plain decoder's answer as its default. A subclass names its config:
-    ``class Lime(Variant[LimeConfig])``.
+    ``class Lime(Variant[LimeConfig])``. A layer runs twice under gradient checkpointing: change no
+    tensor in place, and keep none on a module. Every parameter must get a gradient, and has at
+    least one dimension, because sharding refuses scalars.
     """
 
     # arXiv number of the paper that it is from; empty if there is none.
@@ -295,9 +297,9 @@ class Variant(Generic[ConfigT]):
     def init_weights(cls, module: nn.Module) -> bool:
         """Initialise a module if it is one of the variant's own; return whether it was.
 
-        Those are the modules that ``overrides`` name, and they have a ``reset_parameters``. Random
-        numbers come from ``forked_generator``, so that the weights shared with the plain decoder
-        stay the same.
+        Those are the modules that ``overrides`` name. Their ``reset_parameters`` uses transformers'
+        ``initialization``, which leaves loaded weights alone, and ``forked_generator`` for random
+        numbers, so that the weights shared with the plain decoder stay the same.
         """
         if not isinstance(module, tuple(override.module for override in cls.overrides)):
             return False
@@ -311,7 +313,8 @@ class Variant(Generic[ConfigT]):
 
     @classmethod
     def extra_flops(cls, config: ConfigT) -> int:
-        """Count the forward FLOPs per token beyond the plain decoder's, two per multiply-add."""
+        """Count forward FLOPs per token beyond the plain decoder's: two per multiply-add of matrix
+        products, none of sums and element-wise products."""
         return -2 * cls.absent_weights(config)
 
     @classmethod
