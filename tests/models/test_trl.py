@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 from tiny import KINDS, TINY, make
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from layermem import attach, router_parameters
 from layermem.models.registry import lookup
 
 trl = pytest.importorskip("trl")
@@ -91,19 +89,3 @@ def test_direct_preference_optimisation(entry, saved, tokenizer, tmp_path):
     assert float(first) == pytest.approx(math.log(2), abs=1e-4)
     assert float(second) < float(first) - 0.01
     assert moved(trainer, entry.causal_lm.from_pretrained(saved))
-
-
-def test_the_reference_of_attached_memory_has_it(tokenizer, tmp_path):
-    model = attach(LlamaForCausalLM(LlamaConfig(**TINY)))
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    trainer = trl.DPOTrainer(
-        model=str(tmp_path),
-        args=trl.DPOConfig(**options(tmp_path)),
-        train_dataset=datasets.Dataset.from_dict(PAIRS),
-        processing_class=tokenizer,
-    )
-    trainer.train()
-    start = list(router_parameters(model))
-    assert all(map(torch.equal, router_parameters(trainer.ref_model), start))
-    assert not any(map(torch.equal, router_parameters(trainer.model), start))

@@ -11,12 +11,7 @@ from recorded import SIZES, record
 from layermem_bench.config.run import HOST, Data, Host, Labels, Model, Optim, Run
 from layermem_bench.run.folder import RunFolder, recorded_run
 from layermem_bench.studies.carrying_out import carry_out
-from layermem_bench.studies.gathering import (
-    arms_of_same_seeds,
-    gather_runs,
-    labels_of,
-    write_table,
-)
+from layermem_bench.studies.gathering import arms_of_same_seeds, gather_runs, labels_of, write_table
 from layermem_bench.studies.result import COLUMNS, EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 
 

@@ -78,6 +78,10 @@ def _beside_first(titles: Sequence[str], lines: Sequence[Line], caption: str) ->
             row += [written, f"{number / base - 1:+.2%}" if number and base and not begins else ""]
         rows.append(row)
     header = ["", "variant", *(cell for title in titles for cell in (title, "more"))]
+    columns = list(zip(header, *rows, strict=True))
+    # Without what no arm has more of.
+    shown = [each for each in columns if each[0] != "more" or set(each[1:]) - {"", "+0.00%"}]
+    header, *rows = map(list, zip(*shown, strict=True))
     return Table(header=header, rows=rows, caption=caption)
 
 

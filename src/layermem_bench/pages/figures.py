@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import matplotlib
@@ -31,7 +31,6 @@ _COLOURS = (
     *("#b8572f", "#3c7d7d", "#6a3d5b", "#1f6f3f", "#e0891e", "#3f5f8a", "#c06a9a"),
 )
 _DASHES, _MARKERS = (":", "-", "--", "-."), "Pos^DvPX*<>phdH8sDv^"
-_STYLES: list[Style] = [(c, _DASHES[i % 4], _MARKERS[i % 20]) for i, c in enumerate(_COLOURS)]
 # What variants are drawn in, in this order of the styles, wherever they are drawn.
 _VARIANTS = (
     *("lime_half", "plain", "lime", "value_residual", "recipe", "mudd", "hyper_connections"),
@@ -69,24 +68,20 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
             at = _VARIANTS.index(known)
             is_shade = known != name.lower()
             shades[at] += is_shade
-            styles[name] = _shade(at, shades[at] if is_shade else 0)
-    # Those of variants that came later are shared last, so that figures that are drawn stay.
-    order = (*reversed(range(16)), *range(16, len(_STYLES)))
-    free = [i for i in order if _STYLES[i] not in styles.values()] or [0]
-    others = [name for name in names if name not in styles]
-    styles |= {name: _STYLES[free[i % len(free)]] for i, name in enumerate(others)}
-    return styles
+            styles[name] = _style(at, shades[at] if is_shade else 0)
+    order = map(_style, reversed(range(len(_COLOURS))))
+    free = cycle([style for style in order if style not in styles.values()])
+    return styles | {name: next(free) for name in names if name not in styles}
 
 
-def _shade(at: int, count: int) -> Style:
-    """Return a style's colour, lighter and darker in turn, with other dashes and another marker."""
-    colour, _, _ = _STYLES[at]
+def _style(at: int, shade: int = 0) -> Style:
+    """Return a style; its shades are lighter and darker in turn, with other dashes and markers."""
     # Lighter by a share of what is left to white, darker by a share of all.
-    share = (0.0, 0.4, -0.4, 0.55, -0.6)[count % 5]
-    rgb = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    mixed = (round(c + share * (255 - c) if share > 0 else c * (1 + share)) for c in rgb)
-    dashes, marker = _DASHES[(at + count) % 4], _MARKERS[(at + count) % 20]
-    return "#" + "".join(f"{c:02x}" for c in mixed), dashes, marker
+    share, colour = (0.0, 0.4, -0.4, 0.55, -0.6)[shade % 5], _COLOURS[at % len(_COLOURS)]
+    rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    mixed = (round(c + share * (255 - c if share > 0 else c)) for c in rgb)
+    look = _DASHES[(at + shade) % 4], _MARKERS[(at + shade) % 20]
+    return "#" + "".join(f"{c:02x}" for c in mixed), *look
 
 
 def drawing(plot: Plot, caption: str = "", size: tuple[float, float] = (6.0, 3.4)) -> Figure:
@@ -167,11 +162,11 @@ def means_of_curves(
     return series
 
 
-def legend(axes: Axes, *, below: bool = False) -> None:
+def legend(axes: Axes) -> None:
     """Name what is drawn: within the axes, or, if that is too much, below."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(map(len, labels), default=0)
-    if not below and len(labels) <= 8 and longest <= 60:
+    if len(labels) <= 8 and longest <= 60:
         axes.legend(frameon=False)
         return
     canvas, columns = axes.figure, 2 if longest <= 48 else 1
@@ -243,7 +238,7 @@ def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Seq
 
     def plot(axes: Axes) -> None:
         for i, name in enumerate(names):
-            colour, _, marker = _STYLES[i % len(_STYLES)]
+            colour, _, marker = _style(i)
             x, y = positions[label_array == i].T
             label = escape_label(name)
             axes.scatter(x, y, s=9, color=colour, marker=marker, label=label, linewidths=0)

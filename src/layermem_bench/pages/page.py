@@ -44,6 +44,14 @@ class Table:
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, header=[self.header[i] for i in kept], rows=rows)
 
+    def with_alike_below(self, titles: Collection[str], lines: str) -> "Table":
+        """Return the table with columns in which all ``lines`` agree said once, in its caption."""
+        columns = dict(zip(self.header, zip(*self.rows, strict=True), strict=False))
+        alike = {t: columns[t][0] for t in titles if t in columns and len(set(columns[t])) == 1}
+        said = ", ".join(f"{title} {value}" for title, value in alike.items())
+        caption = f"{self.caption} All {lines}: {said}." if said else self.caption
+        return replace(self.without(alike), caption=caption.strip())
+
 
 @dataclass(frozen=True)
 class Section:

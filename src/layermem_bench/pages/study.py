@@ -87,21 +87,15 @@ def sentence(result: StudyResult) -> str:
 
 def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     """Say which arms of a table are told from the first."""
-    metric = result.metric(board.metric)
-    lines = {line.arm: line for line in lines_of(result, board, condition, board.metric)}
-    first = lines.pop(condition.arms[0].name)
-    groups: dict[str, list[str]] = {}
-    for line in lines.values():
-        how, arm = study_tables.outcome(line, metric), line.arm
-        if how in ("ahead", "behind"):
-            arm += f" ({format_interval(line.difference, metric.is_share, '+')})"
-        groups.setdefault(how, []).append(arm)
-    where = f"On {study_tables.title_of(board, condition)}"
-    if not groups:
-        mean = format_interval(first.mean, metric.is_share) or "not known"
-        return f"{where}: {first.arm} alone, {board.metric} {mean}."
-    told = "; ".join(f"{how}: {', '.join(arms)}" for how, arms in groups.items())
-    return f"{where}, {board.metric} against {first.arm}: {told}."
+    metric, told = result.metric(board.metric), dict[str, list[str]]()
+    for line in lines_of(result, board, condition, board.metric):
+        if line.arm != condition.arms[0].name:
+            how, difference = study_tables.outcome(line, metric), line.difference
+            of = f" ({format_interval(difference, metric.is_share, '+')})" * (line.p is not None)
+            told.setdefault(how, []).append(f"{line.arm}{of}")
+    said = "; ".join(f"{how}: {', '.join(arms)}" for how, arms in told.items())
+    against = f"{board.metric} against {condition.arms[0].name}: {said}" if said else "one arm"
+    return f"On {study_tables.title_of(board, condition)}, {against}."
 
 
 def _of_questions(result: StudyResult) -> list[Section]:
@@ -216,7 +210,12 @@ def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
     of_first = {run.seed: dict(run.learning) for run in arms[first]}
     leads = {
         arm: [
-            [(step, loss - of_first[run.seed].get(step, nan)) for step, loss in run.learning]
+            [
+                (step, loss - of_first[run.seed].get(step, nan))
+                for step, loss in run.learning
+                # Differences of the first steps are so large that they would hide all later ones.
+                if step > run.max_steps / 10
+            ]
             for run in runs
             if run.seed in of_first
         ]

@@ -8,14 +8,7 @@ from dataclasses import replace
 
 from layermem_bench.pages.page import Table, format_interval, format_number, format_p
 from layermem_bench.statistics import LEVEL, mean_by_seed
-from layermem_bench.studies.comparing import (
-    Answered,
-    JudgedClaim,
-    Line,
-    answers,
-    judge,
-    lines_of,
-)
+from layermem_bench.studies.comparing import Answered, JudgedClaim, Line, answers, judge, lines_of
 from layermem_bench.studies.result import (
     ABOVE_PLAIN,
     BY_LAYER,
@@ -157,18 +150,12 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
         }
         for line in lines
     ]
-    alike = {name: rows[0][name] for name in _FACTS if len({str(row[name]) for row in rows}) == 1}
-    dropped = set(alike)
-    if all(line.p is None for line in lines):
-        dropped.add("p (Holm)")
     caption = "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
-    common = ", ".join(f"{name} {value}" for name, value in alike.items() if value)
-    caption += f" All arms: {common}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
     caption += f" {_tests_note(result, board, condition, lines)}"
     if steps is not None:
         caption += f" Time: of a step, over the first arm's, on {steps.machine}."
-    return Table.of(rows, caption.strip()).without(dropped)
+    return Table.of(rows, caption.strip()).with_alike_below(_FACTS, "arms")
 
 
 def _tests_note(
@@ -268,7 +255,7 @@ def runs_table(result: StudyResult) -> Table:
         }
         for run in result.runs
     ]
-    return Table.of(rows, _RUNS)
+    return Table.of(rows, _RUNS).with_alike_below(("steps", "made with"), "runs")
 
 
 def claims_table(result: StudyResult) -> Table:
