@@ -74,11 +74,7 @@ def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [
-        ("a: [", "YAML"),
-        ("- 1", "named fields"),
-        ("optim:\n  lr: fast\n", "optim.lr"),
-    ],
+    [("a: [", "YAML"), ("- 1", "named fields"), ("optim:\n  lr: fast\n", "optim.lr")],
 )
 def test_a_config_that_is_no_run(text, told, tmp_path):
     path = tmp_path / "config.yaml"

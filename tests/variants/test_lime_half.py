@@ -205,11 +205,7 @@ def attentive(model):
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"use_cache": False},
-        {"output_hidden_states": True},
-        {"output_attentions": True},
-    ],
+    [{"use_cache": False}, {"output_hidden_states": True}, {"output_attentions": True}],
     ids=str,
 )
 def test_all_layers_run_on_a_prompt_that_is_looked_at_or_not_cached(given, ids):
