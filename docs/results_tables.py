@@ -87,6 +87,7 @@ _LEFT_OUT = ("each seed", "where")
 # Of a wider table these columns are left out too, in this order, until the others fit.
 _COLUMNS = 6
 _FIRST_LEFT_OUT = ("", "parameters", "learning rate", "time")
+_FIRST = "against the first arm"
 _NAMES = r"[\w-]+(?: \+ [\w-]+)*"
 # Other scripts have marks of their own.
 _MARK = r"<!-- (?!written by )"
@@ -165,16 +166,19 @@ def _cells(table: Table) -> list[dict[str, str]]:
 def _joined(names: Sequence[str], title: str, records: Path) -> Table:
     """Return the tables of several records as one, with what tells their names apart."""
     start = commonprefix(names).rpartition("-")[0]
-    rows = []
+    rows, firsts = [], set[str]()
     for name in names:
         table = table_of(name, title, records)
         against = next(t for t in table.header if t.startswith("against ") and "best" not in t)
         told = name.removeprefix(start).strip("-").replace("-", " ")
         for cells in _cells(table):
             row = {"": told, "arm": cells["arm"], title: cells[title]}
-            row |= {"against the first arm": cells[against], "p (Holm)": cells.get("p (Holm)", "")}
+            row |= {_FIRST: cells[against], "p (Holm)": cells.get("p (Holm)", "")}
             rows.append(row)
-    return Table.of(rows)
+        firsts.add(against)
+    joined = Table.of(rows)
+    told_first = firsts.pop() if len(firsts) == 1 else _FIRST
+    return replace(joined, header=[told_first if t == _FIRST else t for t in joined.header])
 
 
 def _tables(result: StudyResult) -> dict[str, Table]:
