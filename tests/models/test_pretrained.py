@@ -81,7 +81,8 @@ def test_from_llama_computes_what_the_llama_computes(llama_fields, by, fields, i
 
 def test_from_llama_with_the_papers_routers_differs_and_keeps_the_rest(llama, ids):
     before = llama(ids).logits
-    model = LimeForCausalLM.from_llama(llama, router_init="paper")
+    with pytest.warns(UserWarning, match="router_init"):
+        model = LimeForCausalLM.from_llama(llama, router_init="paper")
     with torch.no_grad():
         assert (model(ids).logits - before).abs().max() > 1e-3
         weights = model.state_dict()

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
@@ -134,13 +135,9 @@ class PreTrainedDecoder(PreTrainedModel):
     def from_llama(cls, source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Self:
         """Build a model with the weights of a Hugging Face LLaMA: a path, a hub name or a model.
 
-        The new model computes what the LLaMA computes, because the variant's own parameters start
-        without effect (``Variant.plain_fields``; for LIMe ``router_init="identity"``). Keyword
-        arguments that are fields of the config are set there (``router="last",
-        router_window=4``), and some begin otherwise, with an effect at once (``router="average"``,
-        or weights that are constants); the others (``revision``, ``subfolder``, ``dtype``,
-        ``device_map``...) are passed to ``from_pretrained``. A variant whose layers lack
-        projections of the LLaMA (``lime_half``, ``cla``, ``yoco``, ``fused_kv``) is refused.
+        It computes what the LLaMA does: its own parameters begin without effect. Keyword arguments
+        are fields of the config, of which some have an effect at once (``router="average"``), or of
+        ``from_pretrained``. Variants that lack projections (``lime_half``, ``cla``) are refused.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
@@ -196,7 +193,10 @@ def config_from_llama(
             "projection of a LLaMA, so that it cannot begin as the LLaMA; choose a variant or "
             "fields whose layers have both, or train a new model"
         )
-    return cls.config_class(**{**values, **cls.variant.plain_fields_beside(given), **given})
+    plain = cls.variant.plain_fields_beside(given)
+    for name in (n for n in plain if n.endswith("_init") and given.get(n, plain[n]) != plain[n]):
+        warnings.warn(f"{name}={given[name]!r} does not begin as the LLaMA", stacklevel=3)
+    return cls.config_class(**{**values, **plain, **given})
 
 
 def location_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
