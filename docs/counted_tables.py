@@ -139,7 +139,8 @@ def adoption_table() -> str:
 
 def overview_table() -> str:
     """Return README's table: paper, adoption and price of each form."""
-    costs = [_recorded_costs()[head] for head in ("training step", "token")]
+    costs = [dict(_recorded_costs()[head]) for head in ("training step", "token")]
+    costs[0]["recipe+mudd"] = _record("recipe_training_step")["ratios"][SHAPE]["recipe+mudd"]
     losses = _recorded_losses()
     sizes = model_sizes(get_preset("paper-1b-gqa"))[0]
     counted = {row["variant"]: row for row in count_family(sizes)}
