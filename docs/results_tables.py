@@ -435,7 +435,7 @@ def verdicts(folder: Path) -> Table:
 
 def claims(folder: Path) -> Table:
     """Return a table of the paper's tables and figures: what each claims, and what came of it."""
-    titles = ("its difference", "here", "scale", "holds?")
+    titles = ("the paper's difference", "here", "scale", "holds?")
     results, rows = recorded(folder), []
     for name in names():
         came = [_outcome(result) for result in results.get(name, ())]

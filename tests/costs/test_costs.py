@@ -252,10 +252,9 @@ def test_arms_stand_beside_the_first_of_their_size():
     ]
     rows = [row for row, _, _ in steps]
     table = cost_tables.counted_table(rows).rows
-    assert table[0] == ["p: 4 x 8, 2 heads (1 kv), T 4", "plain", "1k", "", "100", "", "1", ""]
-    assert table[1] == ["", "a", "1k", "+0.00%", "150", "+50.00%", "1", "+0.00%"]
-    assert table[3][5] == "-50.00%"
-    assert cost_tables.cache_table(rows).rows[0][2:] == ["4B", "", "32B", ""]
+    assert table[0] == ["p: 4 x 8, 2 heads (1 kv), T 4", "plain", "1k", "100", "", "1"]
+    assert table[1] == ["", "a", "1k", "150", "+50.00%", "1"] and table[3][4] == "-50.00%"
+    assert cost_tables.cache_table(rows).rows[0][2:] == ["4B", "32B"]
     where, *others = cost_tables.measured_table(steps, "x").rows
     assert where[0] == "p: 4 x 8, 2 heads (1 kv), T 4, eager"
     assert [row[2:] for row in (where, *others)] == [
@@ -277,7 +276,7 @@ def test_the_command_measures_and_plans(capsys, monkeypatch):
     measured = ["--measure", "--tokens", "8", "--batch", "1", "--repeats", "2"]
     cli.main(["costs", "tiny-aet-4", "--layers", "1", "2", *measured])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "tiny-aet-4: 1 x 32, 4 heads, T 8, eager plain" in shown and "1MB +0.00%" in shown
+    assert "tiny-aet-4: 1 x 32, 4 heads, T 8, eager plain" in shown and "1MB" in shown
     cli.main(["costs", "paper-1b-gqa", "--gpus", "1", "--device", "rtx4090"])
     assert "does not fit" in capsys.readouterr().out
 
