@@ -160,6 +160,7 @@ def test_it_computes_what_the_native_model_does():
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "phi3"])
+@pytest.mark.filterwarnings("ignore:router_init")
 def test_random_weights_train_with_the_recipe(name, tmp_path):
     """A LLaMA as our own model does, and each is loaded as it was saved."""
     models, ids, runs = [make_host(name)], make_ids(), []

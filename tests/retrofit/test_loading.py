@@ -219,9 +219,12 @@ def test_the_hub_is_asked_once_for_a_lost_base(tmp_path, monkeypatch):
     save_routers(model, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("socket.getaddrinfo", asked)
-    with pytest.raises(ValueError, match=r"org/gone.*base="):
-        load_attached(tmp_path)
-    assert asked.call_count == 1
+    # The first time in a process huggingface_hub asks something of its own too.
+    for _ in range(2):
+        before = asked.call_count
+        with pytest.raises(ValueError, match=r"org/gone.*base="):
+            load_attached(tmp_path)
+    assert asked.call_count == before + 1
 
 
 # Without layermem
