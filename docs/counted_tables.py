@@ -72,7 +72,7 @@ OVERVIEW = {
     "lime_half": "LIMe, and every second layer borrows",
 }
 # The study whose differences from the plain decoder README.md shows, by form.
-LOSSES = "quiet-books-equal-time"
+LOSSES = "quiet-books-asked"
 # Where a form is told of, if it has no heading of its own name in docs/family.md.
 PLACES = {
     "lime": "mechanism.md",
