@@ -143,7 +143,7 @@ def arms_table(result: StudyResult, board: Board, condition: Condition, metric: 
             "mlp": _count(arms[line.arm].width_of_mlp),
             "parameters": _count(arms[line.arm].parameters),
             metric: _mean(line, arms[line.arm].note, metric, of.is_share, runs),
-            "each seed": _by_seed(line.by_seed, of),
+            "each seed": _by_seed(line.by_seed, of) if len(line.by_seed) > 1 else "",
             f"against {condition.arms[0].name}": format_interval(line.difference, of.is_share, "+"),
             "p (Holm)": format_p(line.p),
             "time": "" if steps is None else f"{steps.ratios[line.arm]:.2f}",
