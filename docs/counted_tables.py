@@ -149,7 +149,7 @@ def overview_table() -> str:
             "wiring",
             "a layer also reads",
             "paper",
-            "shipped in",
+            "shipped in, or alike",
             "loss",
             "step",
             "token",
