@@ -20,9 +20,10 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
 ``<!-- NAME + NAME: METRIC -->`` is one table of several records. ``<!-- NAME + NAME: TABLE over
 seeds: ROW, ROW -->`` has a line for each arm of several evaluations, alike but for the models.
 
-Of what is recorded as a whole there are ``verdicts`` and ``claims`` (what came of the paper's
-claims, in short and one by one), ``answers`` to the questions of docs/questions.toml, each by one
-recorded difference, and those ``in brief``. docs/pictures.py draws them.
+Of what is recorded as a whole there are ``verdicts``, ``claims`` and ``differences`` (what came of
+the paper's claims, in short, by artefact and one by one), ``answers`` to the questions of
+docs/questions.toml, each by one recorded difference, and those ``in brief``. docs/pictures.py draws
+them.
 """
 
 import re
@@ -44,6 +45,7 @@ from layermem_bench.pages.study_tables import (
     answer_text,
     arms_table,
     claim_numbers,
+    claim_text,
     numbers_table,
     outcome,
     questions_table,
@@ -105,6 +107,7 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
     of_all = {
         "verdicts": partial(verdicts, records / "artefacts"),
         "claims": partial(claims, records / "artefacts"),
+        "differences": partial(differences, records / "artefacts"),
         "answers": partial(answers_table, records),
         "answers in brief": partial(answers_table, records, brief=True),
         above: partial(answers_table, records, brief=True, above_docs=True),
@@ -442,6 +445,17 @@ def claims(folder: Path) -> Table:
         for cells in came or [["", "", "", "not run"]]:
             row = {"": f"`{name}`", "the paper's claim": get_artefact(name, "tiny").claim}
             rows.append({**row, **dict(zip(titles, cells, strict=True))})
+    return Table.of(rows)
+
+
+def differences(folder: Path) -> Table:
+    """Return a table of all differences that were tested for the paper's claims."""
+    rows = []
+    for name, (result, *_) in recorded(folder).items():
+        for each in judge(result):
+            paper, here = claim_numbers(result, each)
+            cells = {"": f"`{name}`", "difference": claim_text(each), "the paper": paper}
+            rows.append({**cells, "here": here, "holds?": each.verdict})
     return Table.of(rows)
 
 
