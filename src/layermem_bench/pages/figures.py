@@ -70,7 +70,7 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
             shades[at] += is_shade
             styles[name] = _style(at, shades[at] if is_shade else 0)
     order = map(_style, reversed(range(len(_COLOURS))))
-    free = cycle([style for style in order if style not in styles.values()])
+    free = cycle([style for style in order if style not in styles.values()] or [_style(0)])
     return styles | {name: next(free) for name in names if name not in styles}
 
 

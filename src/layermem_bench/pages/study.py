@@ -225,4 +225,4 @@ def learning_curves(result: StudyResult, board: Board) -> Iterator[Figure]:
     if series := figures.means_of_curves(leads):
         up = f"training loss minus that of {first}"
         plot = figures.curves(series, across="steps", up=up)
-        yield figures.drawing(plot, f"{up} by steps: {_BAND}")
+        yield figures.drawing(plot, f"{up} by steps, after a tenth of them: {_BAND}")
