@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from layermem.ops import shared_buffer as room
 from layermem.ops.rope import rotate
 from layermem.ops.route import route
+from layermem.ops.rows import APART
 from layermem.ops.shared_buffer import Inference, Routes, begin, using_naive
 
 WITH_GAPS = [(0,), (1,), (0, 2), (0, 1, 3), (1, 4), (0, 2, 4, 5), (0, 3, 6)]
@@ -500,7 +501,8 @@ def test_memory_is_the_slots_and_no_more():
         return routes
 
     kept, _ = kept_bytes(run)
-    assert kept == 4 * (6 * 2 * slots[0][0].numel() + (6 * HEADS) ** 2)
+    rows = 6 * HEADS
+    assert kept == 4 * (2 * rows * (slots[0][0].numel() // HEADS + APART) + rows**2)
 
 
 def test_a_backward_leaves_nothing():

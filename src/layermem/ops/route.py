@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from layermem.ops.gradients import autocast_disabled
+from layermem.ops.rows import lower_product, new_rows, product
 
 if TYPE_CHECKING:
     from layermem.ops.shared_buffer import Slots
@@ -116,14 +117,14 @@ class Begin(torch.autograd.Function):
         value_weight: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.dtype, ctx.is_one, ctx.group = weight.dtype, value_weight is None, group
-        x = [weight.new_empty(len(weight), columns, dtype=dtype) for dtype in dtypes]
+        x = [new_rows(weight, len(weight), columns, dtype) for dtype in dtypes]
         p = [part.new_zeros(()).expand(group, columns) for part in x] if group < len(weight) else []
         return *x, *(part.new_zeros(()).expand_as(part) for part in x), *p
 
     @staticmethod
     def backward(ctx: Any, d_k: Tensor, d_v: Tensor, x_k: Tensor, x_v: Tensor, *_: Any) -> Any:
         with autocast_disabled(x_k):
-            grads = [_lower_product(d, x, ctx.group) for d, x in ((d_k, x_k), (d_v, x_v))]
+            grads = [lower_product(d, x, ctx.group) for d, x in ((d_k, x_k), (d_v, x_v))]
         if not ctx.is_one:
             return None, None, None, *(grad.to(ctx.dtype) for grad in grads)
         # Products in half precision are not added there.
@@ -151,7 +152,7 @@ class Layer(torch.autograd.Function):
         # Of keys, i = 0, and of values; w[-i] is the weight of the part, or the one for both.
         with autocast_disabled(x_k):
             if near.start and own.start == near.start:
-                p = [w[-i][near, : near.start] @ x[i][: near.start] for i in (0, 1)]
+                p = [product(w[-i][near, : near.start], x[i][: near.start]) for i in (0, 1)]
             for i in (0, 1) if at.routes else ():
                 total, row = p[i][place] if near.start else None, w[-i][own, read]
                 total = row @ x[i][read] if total is None else torch.addmm(total, row, x[i][read])
@@ -178,8 +179,9 @@ class Layer(torch.autograd.Function):
             # Anomaly detection looks at all rows, which layers write one after the other.
             compiling = torch.compiler.is_compiling()
             zero = not at.is_last or (not compiling and torch.is_anomaly_enabled())
-            d = [part.new_zeros(sizes) if zero else part.new_empty(sizes) for part in kept]
-            x = kept if at.is_last else [part.new_zeros(sizes) for part in kept]
+            d = [new_rows(part, *sizes) for part in kept]
+            x = kept if at.is_last else [new_rows(part, *sizes).zero_() for part in kept]
+            d = [part.zero_() for part in d] if zero else d
         if (
             not at.is_last
             and kept
@@ -192,7 +194,7 @@ class Layer(torch.autograd.Function):
         d_slot: list[Tensor | None] = [None, None]
         with autocast_disabled(d[0]):
             if own.stop == near.stop < len(w[0]):
-                q = [w[-i][near.stop :, near].t() @ d[i][near.stop :] for i in (0, 1)]
+                q = [product(w[-i][near.stop :, near].t(), d[i][near.stop :]) for i in (0, 1)]
             for i in (0, 1):
                 if ctx.needs_input_grad[i - 2]:
                     total, columns = q[i], w[-i][readers, own].t()
@@ -205,17 +207,6 @@ class Layer(torch.autograd.Function):
         # The layer below the first one of a group has a Q of its own.
         handed = (*d, *x, *(q if own.start > near.start else (None, None)))[: at.n_handed]
         return None, *handed, *(None,) * ctx.n_weights, *d_slot
-
-
-def _lower_product(d: Tensor, x: Tensor, group: int) -> Tensor:
-    """Return D @ X^T, in groups of rows without what is above the diagonal."""
-    if group >= len(d):
-        return d @ x.t()
-    out = d.new_zeros(len(d), len(x))
-    for start in range(0, len(d), group):
-        rows, columns = slice(start, start + group), slice(start + group)
-        torch.mm(d[rows], x[columns].t(), out=out[rows, columns])
-    return out
 
 
 def _put_both(

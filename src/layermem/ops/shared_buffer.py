@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from layermem.ops.route import Begin, Layer, Place, Router, Slot
+from layermem.ops.rows import new_rows
 
 # Up to this many numbers in an input without gradients, groups cost more calls than they save.
 _FEW = 2048
@@ -218,7 +219,7 @@ class Inference(_Routers, Slots):
     def append(self, key: Tensor, value: Tensor) -> None:
         if self._at == 0:
             columns = key.numel() // self.rows
-            self._x = key.new_empty(len(self.routers) * self.rows, 2 * columns)
+            self._x = new_rows(key, len(self.routers) * self.rows, 2 * columns)
             self._slots = _as_slots(self._x, key.shape)
             whole = (slice(None), slice(None))
             halves = (slice(None), slice(columns)), (slice(None), slice(columns, None))
@@ -252,7 +253,7 @@ class Inference(_Routers, Slots):
         first, rows = self._at, self.rows
         layers = slice(first, first + self.group)
         count = len(self.routers[layers])
-        products = self._x.new_empty(count * rows, self._x.shape[1])
+        products = new_rows(self._x, count * rows, self._x.shape[1])
         for i, part in enumerate(self._parts if first else ()):
             weight = self.stacked(i, layers)[:, : first * rows].to(products.dtype)
             torch.mm(weight, self._x[: first * rows][part], out=products[part])

@@ -1,0 +1,34 @@
+"""Matrices with a row for each head of each layer, and their products, fast on a CPU.
+
+The length of a row is often a power of two. Rows that lie so far apart displace each other from a
+CPU's cache: a product of 64 rows of 16,384 numbers takes a fifth more time. So they lie further.
+"""
+
+import torch
+from torch import Tensor
+
+APART = 16
+"""Numbers between two rows on a CPU, as many as make a line of its cache."""
+
+
+def new_rows(like: Tensor, count: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty matrix [count, columns]."""
+    if not like.is_cpu or torch.compiler.is_compiling():
+        return like.new_empty(count, columns, dtype=dtype)
+    return like.new_empty(count, columns + APART, dtype=dtype)[:, :columns]
+
+
+def product(weight: Tensor, rows: Tensor) -> Tensor:
+    """Return ``weight @ rows`` in new rows."""
+    return torch.mm(weight, rows, out=new_rows(rows, len(weight), rows.shape[1]))
+
+
+def lower_product(d: Tensor, x: Tensor, group: int) -> Tensor:
+    """Return D @ X^T, in groups of rows without what is above the diagonal."""
+    if group >= len(d):
+        return d @ x.t()
+    out = d.new_zeros(len(d), len(x))
+    for start in range(0, len(d), group):
+        rows, columns = slice(start, start + group), slice(start + group)
+        torch.mm(d[rows], x[columns].t(), out=out[rows, columns])
+    return out
