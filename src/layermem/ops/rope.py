@@ -21,14 +21,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     result is ``x * cos + (-right, left) * sin``.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _Rotate.apply(x, cos, sin) if _saves_tensors() else _formula(x, cos, sin)
+    return _Rotate.apply(cos, sin, x)[0] if _saves_tensors() else _formula(x, cos, sin)
 
 
 def rotate_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate a query [B, H, T, E] and a key [B, G, T, E]; with few tokens, both in one go."""
-    if _saves_tensors() or torch.compiler.is_compiling() or query.numel() > _FEW:
-        return rotate(query, cos, sin), rotate(key, cos, sin)
-    both = _formula(torch.cat((query, key), dim=1), cos.unsqueeze(1), sin.unsqueeze(1))
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    if _saves_tensors():
+        return _Rotate.apply(cos, sin, query, key)
+    if torch.compiler.is_compiling() or query.numel() > _FEW:
+        return _formula(query, cos, sin), _formula(key, cos, sin)
+    both = _formula(torch.cat((query, key), dim=1), cos, sin)
     heads = query.shape[1]
     return both[:, :heads], both[:, heads:]
 
@@ -53,14 +56,14 @@ def _rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        return _rotate_in_place(x, cos, sin)
+        return tuple(_rotate_in_place(x, cos, sin) for x in xs)
 
     @staticmethod
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         left, right = sin.chunk(2, dim=-1)
         # The transpose of a rotation is the rotation by the opposite angle.
         opposite = -torch.cat((right, left), dim=-1)
-        return _Rotate.apply(d_y, cos, opposite), None, None
+        return None, None, *_Rotate.apply(cos, opposite, *grads)

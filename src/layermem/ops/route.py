@@ -3,7 +3,8 @@
     out_l = W_l [slot_0; ...; slot_l]                                               (equation (2))
 
 ``naive`` is this line. Where all routers are at hand when a forward begins (``begin``), its layers
-share a buffer. Of keys, and of values, with C = B T E:
+share a buffer, keys beside values, C = 2 B T E (each product is two of C / 2 columns where values
+have routers of their own):
 
     X [L R, C]      the slots of all layers
     W [L R, L R]    their routers, zero for what a layer does not read
@@ -15,9 +16,8 @@ share a buffer. Of keys, and of values, with C = B T E:
 
 A layer takes X from the layer before it, writes its slot and hands X on, so that X has one reader.
 By convention the gradient of X is D: autograd's own chain hands D down, and each layer writes its
-rows before it reads those of the layers above. X itself comes down as the gradient of a token, a
-tensor of its shape that takes no memory. So a layer has as many edges in a deep model as in a
-shallow one, and the begin gets what the gradients of all routers need.
+rows before it reads those of the layers above. X comes down as the gradient of a token, a tensor of
+its shape without memory. So a layer has as many edges in a deep model as in a shallow one.
 
 On a CPU, where no sum is rounded to half precision, the two products are cut in groups of layers,
 so that a layer reads no slot of another group; the layers a to b - 1 are one group:
@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from layermem.ops.gradients import autocast_disabled
-from layermem.ops.rows import lower_product, new_rows, product
+from layermem.ops.rows import lower_product, new_rows
 
 if TYPE_CHECKING:
     from layermem.ops.shared_buffer import Slots
@@ -73,10 +73,11 @@ def route(
 
 def naive(parts: Sequence[Tensor], weight: Tensor) -> Tensor:
     """Return W [slot_0; ...; slot_(S-1)] of the keys or of the values of slots."""
-    rows = weight.shape[1] // len(parts)
+    rows, (batch, _, tokens, width) = weight.shape[1] // len(parts), parts[0].shape
     stacked = torch.cat([part.transpose(0, 1).reshape(rows, -1) for part in parts])
     with autocast_disabled(stacked):
-        return _as_slot(weight.to(stacked.dtype) @ stacked, parts[0].shape)
+        out = weight.to(stacked.dtype) @ stacked
+    return out.view(-1, batch, tokens, width).transpose(0, 1)
 
 
 class Place(NamedTuple):
@@ -92,8 +93,8 @@ class Place(NamedTuple):
 
     @property
     def n_handed(self) -> int:
-        """How many tensors a layer is handed: X and its tokens, and P if there are groups."""
-        return 6 if self.group < self.layers else 4
+        """How many tensors a layer is handed: X and its token, and P if there are groups."""
+        return 3 if self.group < self.layers else 2
 
     def all_rows(self) -> tuple[slice, slice, slice]:
         """Return the rows of the layer, those of its group, and of the layer among these."""
@@ -104,7 +105,7 @@ class Place(NamedTuple):
 
 
 class Begin(torch.autograd.Function):
-    """Make X, its tokens, and P if there are groups; in the backward, the routers' gradients."""
+    """Make X, its token, and P if there are groups; in the backward, the routers' gradients."""
 
     # No *weights: dynamo takes a forward with as many tensors as it has names for one without ctx.
     @staticmethod
@@ -112,128 +113,138 @@ class Begin(torch.autograd.Function):
         ctx: Any,
         columns: int,
         group: int,
-        dtypes: tuple[torch.dtype, ...],
+        dtype: torch.dtype,
         weight: Tensor,
         value_weight: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.dtype, ctx.is_one, ctx.group = weight.dtype, value_weight is None, group
-        x = [new_rows(weight, len(weight), columns, dtype) for dtype in dtypes]
-        p = [part.new_zeros(()).expand(group, columns) for part in x] if group < len(weight) else []
-        return *x, *(part.new_zeros(()).expand_as(part) for part in x), *p
+        ctx.dtype, ctx.n_weights, ctx.group = weight.dtype, 1 + (value_weight is not None), group
+        x = new_rows(weight, len(weight), columns, dtype)
+        token = x.new_zeros(())
+        p = (token.expand(group, columns),) if group < len(weight) else ()
+        return x, token.expand_as(x), *p
 
     @staticmethod
-    def backward(ctx: Any, d_k: Tensor, d_v: Tensor, x_k: Tensor, x_v: Tensor, *_: Any) -> Any:
-        with autocast_disabled(x_k):
-            grads = [lower_product(d, x, ctx.group) for d, x in ((d_k, x_k), (d_v, x_v))]
-        if not ctx.is_one:
-            return None, None, None, *(grad.to(ctx.dtype) for grad in grads)
-        # Products in half precision are not added there.
-        wide = torch.promote_types(ctx.dtype, torch.float32)
-        return None, None, None, (grads[0].to(wide) + grads[1].to(wide)).to(ctx.dtype), None
+    def backward(ctx: Any, d: Tensor, x: Tensor, *_: Any) -> Any:
+        parts = zip(_parts(d, ctx.n_weights), _parts(x, ctx.n_weights), strict=True)
+        with autocast_disabled(x):
+            grads = [lower_product(*part, ctx.group).to(ctx.dtype) for part in parts]
+        return None, None, None, *(*grads, None)[:2]
 
 
 class Layer(torch.autograd.Function):
     """Write the slot of a layer into X, and route; the last layer hands nothing on."""
 
     @staticmethod
-    def forward(
-        ctx: Any, at: Place, x_k: Tensor, x_v: Tensor, t_k: Tensor, t_v: Tensor, *others: Tensor
-    ) -> tuple[Tensor, ...]:
-        p, w = [*others[: at.n_handed - 4]], others[at.n_handed - 4 : -2]
-        shape = others[-1].shape
-        own, near, place = at.all_rows()
-        x, slot = _put_both((x_k, x_v), own, others[-2:], shape)
+    def forward(ctx: Any, at: Place, x: Tensor, token: Tensor, *others: Tensor) -> Any:
+        p, w = others[: at.n_handed - 2], others[at.n_handed - 2 : -2]
+        shape, (own, near, place) = others[-1].shape, at.all_rows()
+        x, slot = _put(x, own, others[-2:], shape)
         compiling = torch.compiler.is_compiling()
         if not compiling:
             ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*w, *(x if at.is_last else () if compiling else slot))
+        ctx.save_for_backward(*w, *((x,) if at.is_last else () if compiling else slot))
         ctx.at, ctx.n_weights, ctx.shape = at, len(w), shape
-        read, routed = slice(max(at.first_read * at.rows, near.start), own.stop), []
-        # Of keys, i = 0, and of values; w[-i] is the weight of the part, or the one for both.
-        with autocast_disabled(x_k):
+        read = slice(max(at.first_read * at.rows, near.start), own.stop)
+        routed: tuple[Tensor, ...] = ()
+        with autocast_disabled(x):
             if near.start and own.start == near.start:
-                p = [product(w[-i][near, : near.start], x[i][: near.start]) for i in (0, 1)]
-            for i in (0, 1) if at.routes else ():
-                total, row = p[i][place] if near.start else None, w[-i][own, read]
-                total = row @ x[i][read] if total is None else torch.addmm(total, row, x[i][read])
-                routed.append(_as_slot(total, shape))
-        return tuple(routed) if at.is_last else (*x, t_k, t_v, *p, *routed)
+                p = (_far([part[near, : near.start] for part in w], x[: near.start]),)
+            if at.routes:
+                rows = [part[own, read] for part in w]
+                routed = _near(rows, x[read], p[0][place] if near.start else None, shape)
+        return routed if at.is_last else (x, token, *p, *routed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not compiling:
             raise RuntimeError(
                 "routing on a shared buffer has no second derivatives (create_graph=True); run the "
                 "forward and the backward inside layermem.ops.shared_buffer.using_naive()"
             )
         # Asked for once: a checkpoint computes them again then.
-        at, saved = ctx.at, ctx.saved_tensors
+        at, saved, (own, near, place) = ctx.at, ctx.saved_tensors, ctx.at.all_rows()
         w, kept = saved[: ctx.n_weights], saved[ctx.n_weights :]
-        own, near, place = at.all_rows()
-        d: Any = grads[:2]
-        x: Any = grads[2:4]
-        q: Any = grads[4:6] if at.n_handed == 6 and not at.is_last else (None, None)
-        if at.is_last or d[0] is None:
+        d, x, *q = (None, *kept, None) if at.is_last else grads[: at.n_handed]
+        if d is None:
             # The pass begins here. Below the last layer, the rows of those above are zero.
-            sizes = at.layers * at.rows, ctx.shape.numel() // at.rows
+            sizes = at.layers * at.rows, 2 * ctx.shape.numel() // at.rows
+            d = new_rows(kept[0], *sizes)
             # Anomaly detection looks at all rows, which layers write one after the other.
-            compiling = torch.compiler.is_compiling()
-            zero = not at.is_last or (not compiling and torch.is_anomaly_enabled())
-            d = [new_rows(part, *sizes) for part in kept]
-            x = kept if at.is_last else [new_rows(part, *sizes).zero_() for part in kept]
-            d = [part.zero_() for part in d] if zero else d
-        if (
-            not at.is_last
-            and kept
-            and kept[0].untyped_storage().data_ptr() != x[0].untyped_storage().data_ptr()
-        ):
+            if not at.is_last or (not compiling and torch.is_anomaly_enabled()):
+                d.zero_()
+            x = x if at.is_last else new_rows(d, *sizes).zero_()
+        if kept and not at.is_last and kept[0].data_ptr() != x[own].data_ptr():
             # This X is new, as a pass began below the last layer, or the slot is a copy.
-            x, _ = _put_both(x, own, kept, ctx.shape)
-        d, _ = _put_both(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
+            x, _ = _put(x, own, kept, ctx.shape)
+        d, _ = _put(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
         readers = slice(own.start if at.routes else own.stop, near.stop)
-        d_slot: list[Tensor | None] = [None, None]
-        with autocast_disabled(d[0]):
+        d_slot: tuple[Tensor | None, ...] = (None, None)
+        with autocast_disabled(d):
             if own.stop == near.stop < len(w[0]):
-                q = [product(w[-i][near.stop :, near].t(), d[i][near.stop :]) for i in (0, 1)]
-            for i in (0, 1):
-                if ctx.needs_input_grad[i - 2]:
-                    total, columns = q[i], w[-i][readers, own].t()
-                    if total is None:
-                        total = columns @ d[i][readers]
-                    else:
-                        # In place: this pass has made Q, and reads the layer's rows once.
-                        total = total.data[place].addmm_(columns, d[i][readers])
-                    d_slot[i] = _as_slot(total, ctx.shape)
+                q = [_far([part[near.stop :, near].t() for part in w], d[near.stop :])]
+            if any(ctx.needs_input_grad[-2:]):
+                rows = [part[readers, own].t() for part in w]
+                far = q[0][place] if near.stop < len(w[0]) else None
+                d_slot = _near(rows, d[readers], far, ctx.shape, in_place=True)
         # The layer below the first one of a group has a Q of its own.
-        handed = (*d, *x, *(q if own.start > near.start else (None, None)))[: at.n_handed]
+        handed = (d, x, *(q if own.start > near.start else (None,)))[: at.n_handed]
         return None, *handed, *(None,) * ctx.n_weights, *d_slot
 
 
-def _put_both(
-    buffers: Sequence[Tensor], own: slice, parts: Sequence[Tensor | None], shape: torch.Size
-) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """Write key and value, or their gradients, [B, R, T, E], into a layer's own rows; return the
-    buffers and what is there. No gradient is zero. A compiler writes in place too."""
+def _parts(x: Tensor, n_weights: int) -> tuple[Tensor, ...]:
+    """Return what each weight is applied to: all columns, or those of keys and those of values."""
+    return (x,) if n_weights == 1 else x.chunk(2, dim=1)
+
+
+def _far(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Return P or Q, the part of a group that comes from other groups: not in compiled code."""
+    out = new_rows(x, len(w[0]), x.shape[1])
+    for weight, rows, part in zip(w, _parts(x, len(w)), _parts(out, len(w)), strict=True):
+        torch.mm(weight, rows, out=part)
+    return out
+
+
+def _near(
+    w: Sequence[Tensor], x: Tensor, far: Tensor | None, shape: torch.Size, in_place: bool = False
+) -> Slot:
+    """Return W @ X and what comes from other groups, as a key and a value."""
+    parts = _parts(x, len(w))
+    if far is None:
+        out = [weight @ part for weight, part in zip(w, parts, strict=True)]
+    else:
+        add = Tensor.addmm_ if in_place else torch.addmm
+        out = [add(*each) for each in zip(_parts(far.data, len(w)), w, parts, strict=True)]
+    key, value = (slot for rows in out for slot in _as_slots(rows, shape))
+    return key, value
+
+
+def _put(
+    x: Tensor, own: slice, parts: Sequence[Tensor | None], shape: torch.Size
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Write key and value, or their gradients, [B, R, T, E], into a layer's own rows; return X and
+    what is there. No gradient is zero. A compiler writes in place too."""
     if torch.compiler.is_compiling():
         # Inductor writes `index_put` in place, and for `slice_scatter` rewrites the whole buffer.
-        at = torch.arange(own.start, own.stop, device=buffers[0].device)
-        rows = [
-            b.new_zeros(()) if part is None else part.transpose(0, 1).reshape(len(at), -1)
-            for b, part in zip(buffers, parts, strict=True)
-        ]
-        written = [torch.index_put(b, (at,), r) for b, r in zip(buffers, rows, strict=True)]
-        return written, parts
+        halves = x.view(2 * len(x), -1)
+        for half, part in enumerate(parts):
+            at = torch.arange(2 * own.start + half, 2 * own.stop, 2, device=x.device)
+            rows = x.new_zeros(()) if part is None else part.transpose(0, 1).reshape(len(at), -1)
+            halves = torch.index_put(halves, (at,), rows)
+        return halves.view_as(x), parts
     # `data` has a version of its own: writing a later slot is no change of those that are saved.
-    slots = [_as_slot(buffer.data[own], shape) for buffer in buffers]
-    for slot, part in zip(slots, parts, strict=True):
-        slot.zero_() if part is None else slot.copy_(part)
-    return [buffer.data for buffer in buffers], slots
+    slot = _as_slots(x.data[own], shape)
+    for there, part in zip(slot, parts, strict=True):
+        there.zero_() if part is None else there.copy_(part)
+    return x.data, slot
 
 
-def _as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
-    """Return the rows of one layer as a view [B, *, T, E] like ``shape`` but for its heads."""
-    batch, _, tokens, width = shape
-    return rows.view(-1, batch, tokens, width).transpose(0, 1)
+def _as_slots(rows: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
+    """Return a layer's rows, of key and value or of one of them, as views [B, R, T, E]."""
+    batch, heads, tokens, width = shape
+    if len(rows) == 1:  # of all heads
+        return rows.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind()
+    return rows.view(heads, -1, batch, tokens, width).permute(1, 2, 0, 3, 4).unbind()
 
 
 def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:

@@ -18,11 +18,6 @@ def new_rows(like: Tensor, count: int, columns: int, dtype: torch.dtype | None =
     return like.new_empty(count, columns + APART, dtype=dtype)[:, :columns]
 
 
-def product(weight: Tensor, rows: Tensor) -> Tensor:
-    """Return ``weight @ rows`` in new rows."""
-    return torch.mm(weight, rows, out=new_rows(rows, len(weight), rows.shape[1]))
-
-
 def lower_product(d: Tensor, x: Tensor, group: int) -> Tensor:
     """Return D @ X^T, in groups of rows without what is above the diagonal."""
     if group >= len(d):

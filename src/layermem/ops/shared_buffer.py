@@ -138,14 +138,11 @@ class Routes(_Routers):
         self.dtype = torch.get_autocast_dtype(like.device.type) if autocast else like.dtype
         self.weights = [weight.detach().to(self.dtype) for weight in self.handed]
 
-    def weights_for(self, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Return W without its graph, in the dtypes of a slot: of both parts, or of each."""
-        if key.dtype == value.dtype == self.dtype:
+    def weights_in(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return W without its graph, rounded once. A layer may run twice, and changes nothing."""
+        if dtype == self.dtype:
             return self.weights
-        # Each rounded once. A layer may run twice, and changes nothing here.
-        keys, values = self.handed[0].detach(), self.handed[-1].detach()
-        is_one = len(self.handed) == 1 and key.dtype == value.dtype
-        return [keys.to(key.dtype), *([] if is_one else [values.to(value.dtype)])]
+        return [weight.detach().to(dtype) for weight in self.handed]
 
     def place(self, layer: int) -> Place:
         """Return where a layer is, by its place."""
@@ -174,22 +171,25 @@ class _Buffered(Slots):
         self.routes, self.place, self.handed = routes, place, handed
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        self.own = key, value
+        self.own, self.dtype = (key, value), torch.promote_types(key.dtype, value.dtype)
         if self.place.layer == 0:
-            sizes = key.numel() // self.place.rows, self.place.group * self.place.rows
+            sizes = 2 * key.numel() // self.place.rows, self.place.group * self.place.rows
             weight, value_weight = (*self.handed, None)[:2]
-            self.handed = Begin.apply(*sizes, (key.dtype, value.dtype), weight, value_weight)
+            self.handed = Begin.apply(*sizes, self.dtype, weight, value_weight)
         if not self.place.routes:
             self.handed = self._run()
 
     def route(self) -> Slot:
         *handed, key, value = self._run()
         self.handed = tuple(handed)
-        return key, value
+        return key.to(self.own[0].dtype), value.to(self.own[1].dtype)
 
     def _run(self) -> Any:
-        weights = self.routes.weights_for(*self.own)
-        return Layer.apply(self.place, *self.handed, *weights, *self.own)
+        weights, slot = (
+            self.routes.weights_in(self.dtype),
+            (part.to(self.dtype) for part in self.own),
+        )
+        return Layer.apply(self.place, *self.handed, *weights, *slot)
 
 
 @final
