@@ -157,8 +157,9 @@ def model(request):
 SOME = pytest.mark.parametrize("model", ["all", "scalars apart", "with gaps"], indirect=True)
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 7), (3, 600)])
-def test_a_shared_buffer_equals_the_equation(model, batch, tokens):
+@pytest.mark.parametrize(("batch", "tokens", "group"), [(1, 1, 8), (2, 7, 4), (3, 600, 3)])
+def test_a_shared_buffer_equals_the_equation(model, batch, tokens, group, monkeypatch):
+    monkeypatch.setattr(room, "_GROUP", group)
     x = an_input(batch, tokens, heads=model.heads)
     assert_same(outcome(model, x), outcome(model, x, False))
     single, y = model.float(), x.detach().float().requires_grad_()

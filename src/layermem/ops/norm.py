@@ -64,8 +64,8 @@ class _RMSNorm(torch.autograd.Function):
         unit = x * scale
         product = d_y * unit
         d_weight = product.flatten(0, -2).sum(0).to(weight.dtype)
-        # d x = scale * (w d_y - unit * mean(w d_y * unit)), in place where that is possible.
-        mean = (product @ weight.to(product.dtype))[..., None] / x.shape[-1]
-        d_x = torch.mul(d_y, weight, out=product) if product.dtype == d_y.dtype else d_y * weight
-        d_x = (d_x - unit.mul_(mean)).mul_(scale)
+        # d x = scale * (w d_y - unit * mean(w d_y * unit)), in place.
+        total = (product @ weight.to(product.dtype))[..., None]
+        d_x = torch.mul(d_y, weight, out=product)
+        d_x = d_x.addcmul_(unit, total, value=-1 / x.shape[-1]).mul_(scale)
         return d_x.to(x.dtype), d_weight, None

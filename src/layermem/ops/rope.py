@@ -64,6 +64,13 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         left, right = sin.chunk(2, dim=-1)
-        # The transpose of a rotation is the rotation by the opposite angle.
-        opposite = -torch.cat((right, left), dim=-1)
-        return None, None, *_Rotate.apply(cos, opposite, *grads)
+        if torch.is_grad_enabled():
+            # The transpose of a rotation is the rotation by the opposite angle.
+            opposite = -torch.cat((right, left), dim=-1)
+            return None, None, *_Rotate.apply(cos, opposite, *grads)
+        outs = [grad * cos for grad in grads]
+        for grad, out in zip(grads, outs, strict=True):
+            half = grad.shape[-1] // 2
+            out[..., :half].addcmul_(grad[..., half:], right)
+            out[..., half:].addcmul_(grad[..., :half], left, value=-1)
+        return None, None, *outs
