@@ -14,8 +14,8 @@ routing, pipeline, tensor_parallel = (
     load_script(f"benchmarks/{name}.py")
     for name in ("traffic", "pipeline_traffic", "tensor_parallel_traffic")
 )
-# Numbers of a row of the buffers: no weight of the chain has rows as long.
-COLUMNS = 2 * 7 * 5
+# Numbers of a row of the buffer: no weight of the chain has rows as long.
+COLUMNS = 2 * 2 * 7 * 5
 SLOT = chain.HEADS * COLUMNS
 
 
@@ -26,11 +26,9 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        # Keys and values are two matrices [heads, COLUMNS], half of a slot each.
         if "mm" in str(function):
-            sizes = [x.numel() for x in (*args, out) if COLUMNS in x.shape]
-            self.products += sum(sizes) / (2 * SLOT)
-        elif "copy_" in str(function) and args[0].numel() == SLOT:
+            self.products += sum(x.numel() for x in (*args, out) if COLUMNS in x.shape) / SLOT
+        elif "copy_" in str(function) and args[0].numel() == SLOT / 2:
             self.copies += 1
         return out
 

@@ -21,14 +21,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     result is ``x * cos + (-right, left) * sin``.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _Rotate.apply(cos, sin, x)[0] if _saves_tensors() else _formula(x, cos, sin)
+    if _saves_tensors():
+        return _Rotate.apply(cos, *sin.chunk(2, dim=-1), x)[0]
+    return _formula(x, cos, sin)
 
 
 def rotate_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate a query [B, H, T, E] and a key [B, G, T, E]; with few tokens, both in one go."""
+    """Rotate a query [B, H, T, E] and a key [B, G, T, E] in one go."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if _saves_tensors():
-        return _Rotate.apply(cos, sin, query, key)
+        return _Rotate.apply(cos, *sin.chunk(2, dim=-1), query, key)
     if torch.compiler.is_compiling() or query.numel() > _FEW:
         return _formula(query, cos, sin), _formula(key, cos, sin)
     both = _formula(torch.cat((query, key), dim=1), cos, sin)
@@ -45,32 +47,22 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-def _rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Compute the formula with one new tensor, bit for bit the same."""
-    half = x.shape[-1] // 2
-    out = x * cos
-    out[..., :half].sub_(x[..., half:] * sin[..., :half])
-    out[..., half:].add_(x[..., :half] * sin[..., half:])
-    return out
-
-
 class _Rotate(torch.autograd.Function):
+    """The formula with one new tensor for each input, bit for bit the same."""
+
     @staticmethod
-    def forward(ctx: Any, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(cos, sin)
-        return tuple(_rotate_in_place(x, cos, sin) for x in xs)
+    def forward(
+        ctx: Any, cos: Tensor, left: Tensor, right: Tensor, *xs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, left, right)
+        half, outs = left.shape[-1], tuple(x * cos for x in xs)
+        for x, out in zip(xs, outs, strict=True):
+            out[..., :half].sub_(x[..., half:] * left)
+            out[..., half:].add_(x[..., :half] * right)
+        return outs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        left, right = sin.chunk(2, dim=-1)
-        if torch.is_grad_enabled():
-            # The transpose of a rotation is the rotation by the opposite angle.
-            opposite = -torch.cat((right, left), dim=-1)
-            return None, None, *_Rotate.apply(cos, opposite, *grads)
-        outs = [grad * cos for grad in grads]
-        for grad, out in zip(grads, outs, strict=True):
-            half = grad.shape[-1] // 2
-            out[..., :half].addcmul_(grad[..., half:], right)
-            out[..., half:].addcmul_(grad[..., :half], left, value=-1)
-        return None, None, *outs
+        cos, left, right = ctx.saved_tensors
+        # The transpose of a rotation is the rotation by the opposite angle.
+        return None, None, None, *_Rotate.apply(cos, -right, -left, *grads)

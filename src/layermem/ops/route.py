@@ -109,26 +109,19 @@ class Begin(torch.autograd.Function):
 
     # No *weights: dynamo takes a forward with as many tensors as it has names for one without ctx.
     @staticmethod
-    def forward(
-        ctx: Any,
-        columns: int,
-        group: int,
-        dtype: torch.dtype,
-        weight: Tensor,
-        value_weight: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        ctx.dtype, ctx.n_weights, ctx.group = weight.dtype, 1 + (value_weight is not None), group
-        x = new_rows(weight, len(weight), columns, dtype)
+    def forward(ctx: Any, sizes: Any, w: Tensor, value_w: Tensor | None) -> tuple[Tensor, ...]:
+        columns, group, dtype = sizes
+        ctx.dtype, ctx.n_weights, ctx.group = w.dtype, 1 if value_w is None else 2, group
+        x = new_rows(w, len(w), columns, dtype)
         token = x.new_zeros(())
-        p = (token.expand(group, columns),) if group < len(weight) else ()
-        return x, token.expand_as(x), *p
+        return x, token.expand_as(x), *([token.expand(group, columns)] if group < len(w) else [])
 
     @staticmethod
     def backward(ctx: Any, d: Tensor, x: Tensor, *_: Any) -> Any:
         parts = zip(_parts(d, ctx.n_weights), _parts(x, ctx.n_weights), strict=True)
         with autocast_disabled(x):
             grads = [lower_product(*part, ctx.group).to(ctx.dtype) for part in parts]
-        return None, None, None, *(*grads, None)[:2]
+        return None, *(*grads, None)[:2]
 
 
 class Layer(torch.autograd.Function):
@@ -148,7 +141,7 @@ class Layer(torch.autograd.Function):
         routed: tuple[Tensor, ...] = ()
         with autocast_disabled(x):
             if near.start and own.start == near.start:
-                p = (_far([part[near, : near.start] for part in w], x[: near.start]),)
+                p = (far_rows([part[near, : near.start] for part in w], x[: near.start]),)
             if at.routes:
                 rows = [part[own, read] for part in w]
                 routed = _near(rows, x[read], p[0][place] if near.start else None, shape)
@@ -165,7 +158,8 @@ class Layer(torch.autograd.Function):
         # Asked for once: a checkpoint computes them again then.
         at, saved, (own, near, place) = ctx.at, ctx.saved_tensors, ctx.at.all_rows()
         w, kept = saved[: ctx.n_weights], saved[ctx.n_weights :]
-        d, x, *q = (None, *kept, None) if at.is_last else grads[: at.n_handed]
+        came = (None, *kept) if at.is_last else grads[: at.n_handed]
+        d, x, q = (*came, None)[:3]
         if d is None:
             # The pass begins here. Below the last layer, the rows of those above are zero.
             sizes = at.layers * at.rows, 2 * ctx.shape.numel() // at.rows
@@ -182,13 +176,13 @@ class Layer(torch.autograd.Function):
         d_slot: tuple[Tensor | None, ...] = (None, None)
         with autocast_disabled(d):
             if own.stop == near.stop < len(w[0]):
-                q = [_far([part[near.stop :, near].t() for part in w], d[near.stop :])]
+                q = far_rows([part[near.stop :, near].t() for part in w], d[near.stop :])
             if any(ctx.needs_input_grad[-2:]):
                 rows = [part[readers, own].t() for part in w]
-                far = q[0][place] if near.stop < len(w[0]) else None
+                far = None if q is None else q[place]
                 d_slot = _near(rows, d[readers], far, ctx.shape, in_place=True)
         # The layer below the first one of a group has a Q of its own.
-        handed = (d, x, *(q if own.start > near.start else (None,)))[: at.n_handed]
+        handed = (d, x, q if own.start > near.start else None)[: at.n_handed]
         return None, *handed, *(None,) * ctx.n_weights, *d_slot
 
 
@@ -197,7 +191,7 @@ def _parts(x: Tensor, n_weights: int) -> tuple[Tensor, ...]:
     return (x,) if n_weights == 1 else x.chunk(2, dim=1)
 
 
-def _far(w: Sequence[Tensor], x: Tensor) -> Tensor:
+def far_rows(w: Sequence[Tensor], x: Tensor) -> Tensor:
     """Return P or Q, the part of a group that comes from other groups: not in compiled code."""
     out = new_rows(x, len(w[0]), x.shape[1])
     for weight, rows, part in zip(w, _parts(x, len(w)), _parts(out, len(w)), strict=True):
@@ -249,13 +243,12 @@ def _as_slots(rows: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
 
 def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:
     """Raise ``ValueError`` if slots differ in shape, or if a weight does not fit them."""
-    shapes = [tuple(part.shape) for slot in slots for part in slot]
-    if not shapes or any(shape != shapes[0] for shape in shapes):
+    shapes, count = [tuple(part.shape) for slot in slots for part in slot], len(slots)
+    if len(set(shapes)) != 1:
         raise ValueError(f"route needs slots, pairs of key and value, of one shape, got {shapes}")
-    count, columns = len(slots), len(slots) * shapes[0][1]
-    for weight in weights:
-        if weight.ndim != 2 or (weight.shape[1] != columns and weight.shape != (1, count)):
+    columns = count * shapes[0][1]
+    for shape in (tuple(weight.shape) for weight in weights):
+        if shape != (1, count) and (len(shape) != 2 or shape[1] != columns):
             raise ValueError(
-                f"a weight of {count} slots must have {columns} columns, or be [1, {count}], got "
-                f"{list(weight.shape)}"
+                f"a weight must have {columns} columns, or be [1, {count}]: {[*shape]}"
             )

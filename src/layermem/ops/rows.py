@@ -1,8 +1,5 @@
-"""Matrices with a row for each head of each layer, and their products, fast on a CPU.
-
-The length of a row is often a power of two. Rows that lie so far apart displace each other from a
-CPU's cache: a product of 64 rows of 16,384 numbers takes a fifth more time. So they lie further.
-"""
+"""Matrices with a row for each head of each layer. On a CPU rows lie further apart than they are
+long: at a distance of a power of two they displace each other from its cache."""
 
 import torch
 from torch import Tensor

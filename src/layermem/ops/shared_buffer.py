@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from layermem.ops.route import Begin, Layer, Place, Router, Slot
+from layermem.ops.route import Begin, Layer, Place, Router, Slot, far_rows
 from layermem.ops.rows import new_rows
 
 # Up to this many numbers in an input without gradients, groups cost more calls than they save.
@@ -175,7 +175,7 @@ class _Buffered(Slots):
         if self.place.layer == 0:
             sizes = 2 * key.numel() // self.place.rows, self.place.group * self.place.rows
             weight, value_weight = (*self.handed, None)[:2]
-            self.handed = Begin.apply(*sizes, self.dtype, weight, value_weight)
+            self.handed = Begin.apply((*sizes, self.dtype), weight, value_weight)
         if not self.place.routes:
             self.handed = self._run()
 
@@ -253,10 +253,11 @@ class Inference(_Routers, Slots):
         first, rows = self._at, self.rows
         layers = slice(first, first + self.group)
         count = len(self.routers[layers])
-        products = new_rows(self._x, count * rows, self._x.shape[1])
-        for i, part in enumerate(self._parts if first else ()):
-            weight = self.stacked(i, layers)[:, : first * rows].to(products.dtype)
-            torch.mm(weight, self._x[: first * rows][part], out=products[part])
+        if first:
+            w = [self.stacked(i, layers)[:, : first * rows] for i in range(self.parts)]
+            products = far_rows([part.to(self._x.dtype) for part in w], self._x[: first * rows])
+        else:
+            products = new_rows(self._x, count * rows, self._x.shape[1])
         self._products, self._routed = products.chunk(count), _as_slots(products, shape)
 
 
