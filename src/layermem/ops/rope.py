@@ -64,5 +64,11 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, left, right = ctx.saved_tensors
-        # The transpose of a rotation is the rotation by the opposite angle.
-        return None, None, None, *_Rotate.apply(cos, -right, -left, *grads)
+        if torch.is_grad_enabled():
+            # The transpose of a rotation is the rotation by the opposite angle.
+            return None, None, None, *_Rotate.apply(cos, -right, -left, *grads)
+        half, outs = left.shape[-1], [grad * cos for grad in grads]
+        for grad, out in zip(grads, outs, strict=True):
+            out[..., :half].addcmul_(grad[..., half:], right)
+            out[..., half:].addcmul_(grad[..., :half], left, value=-1)
+        return None, None, None, *outs

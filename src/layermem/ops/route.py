@@ -168,9 +168,10 @@ class Layer(torch.autograd.Function):
             if not at.is_last or (not compiling and torch.is_anomaly_enabled()):
                 d.zero_()
             x = x if at.is_last else new_rows(d, *sizes).zero_()
-        if kept and not at.is_last and kept[0].data_ptr() != x[own].data_ptr():
+        if kept and not at.is_last:
+            pointers = {part.untyped_storage().data_ptr() for part in (x, kept[0])}
             # This X is new, as a pass began below the last layer, or the slot is a copy.
-            x, _ = _put(x, own, kept, ctx.shape)
+            x = x if len(pointers) == 1 else _put(x, own, kept, ctx.shape)[0]
         d, _ = _put(d, own, grads[-2:] if at.routes else (None, None), ctx.shape)
         readers = slice(own.start if at.routes else own.stop, near.stop)
         d_slot: tuple[Tensor | None, ...] = (None, None)
