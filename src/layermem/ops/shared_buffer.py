@@ -236,7 +236,7 @@ class Inference(_Routers, Slots):
         assert router is not None, "a layer without a router does not route"
         out = self._products[at]
         # Of the group alone.
-        near = [j for j in own if j >= first]
+        near = [j for j in own if j >= first] if first else own
         read = self._x[near[0] * rows : (near[-1] + 1) * rows]
         if not _has_no_gaps(near):
             read = torch.cat([self._x[j * rows : (j + 1) * rows] for j in near])
