@@ -190,12 +190,17 @@ def test_without_gradients(model, context, few, monkeypatch):
     ["scalars apart", "with gaps", pytest.param("all", marks=pytest.mark.slow)],
     indirect=True,
 )
-def test_compiled_it_is_the_same(model):
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_it_is_the_same(model, monkeypatch):
     torch.compiler.reset()
+    monkeypatch.setattr(room, "_GROUP", 3)
     x = an_input(heads=model.heads)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    expected = outcome(model, x, False)
-    assert_same(outcome(compiled, x, of=model), expected)
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    whole, layer = compiled(model), compiled(model.layer)
+    # With the first layer eager.
+    parts = partial(model, run=lambda eager, i, *given: (layer if i else eager)(i, *given))
+    for forward in (whole, parts):
+        assert_same(outcome(forward, x, of=model), outcome(model, x, False))
 
 
 def test_a_compiled_loss_that_leaves_out_the_last_layers():
@@ -352,10 +357,8 @@ def test_uninitialised_memory_is_never_read(gradients, anomaly, monkeypatch):
 def test_in_half_precision_every_sum_is_rounded_once(sources, count, dtypes):
     """Keys may be float32 beside values in half precision, as under autocast with norms."""
     of_parts = [getattr(torch, name) for name in dtypes.split()]
-    own, noise = sources or [range(i + 1) for i in range(7)], torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=noise)
+    own = sources or [range(i + 1) for i in range(7)]
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
 
     def rows(part):
         return part.double().transpose(0, 1).reshape(HEADS, -1)
@@ -409,9 +412,7 @@ def test_in_half_precision_every_sum_is_rounded_once(sources, count, dtypes):
         got = d_routers[layer * count : (layer + 1) * count]
         for a, exact in zip(got, products if count == 2 else [sum(products)], strict=True):
             assert a.dtype == torch.float32
-            torch.testing.assert_close(
-                a.double(), exact, rtol=1.01 * torch.finfo(wide).eps, atol=1e-5
-            )
+            torch.testing.assert_close(a.double(), exact, rtol=torch.finfo(wide).eps, atol=1e-5)
 
 
 def test_second_derivatives_are_refused():
@@ -501,8 +502,9 @@ def test_memory_is_the_slots_and_no_more():
             handed = buffered.handed
         return routes
 
-    kept, _ = kept_bytes(run)
-    rows = 6 * HEADS
+    (kept, routes), rows = kept_bytes(run), 6 * HEADS
+    # Attention keeps a value, but of a key what rope makes of it.
+    assert all(len({part.untyped_storage().data_ptr() for part in of}) == 2 for of in routes)
     assert kept == 4 * (rows * (2 * slots[0][0].numel() // HEADS + APART) + rows**2)
 
 

@@ -143,8 +143,9 @@ class Layer(torch.autograd.Function):
             if near.start and own.start == near.start:
                 p = (far_rows([part[near, : near.start] for part in w], x[: near.start]),)
             if at.routes:
-                rows = [part[own, read] for part in w]
-                routed = _near(rows, x[read], p[0][place] if near.start else None, shape)
+                # Two tensors: attention keeps the value, and of the key but what rope makes of it.
+                rows, far = [part[own, read] for part in w], p[0][place] if near.start else None
+                routed = _near((rows[0], rows[-1]), x[read], far, shape)
         return routed if at.is_last else (x, token, *p, *routed)
 
     @staticmethod
@@ -181,7 +182,7 @@ class Layer(torch.autograd.Function):
             if any(ctx.needs_input_grad[-2:]):
                 rows = [part[readers, own].t() for part in w]
                 far = None if q is None else q[place]
-                d_slot = _near(rows, d[readers], far, ctx.shape, in_place=True)
+                d_slot = _near(rows, d[readers], far, ctx.shape, in_place=not compiling)
         # The layer below the first one of a group has a Q of its own.
         handed = (d, x, q if own.start > near.start else None)[: at.n_handed]
         return None, *handed, *(None,) * ctx.n_weights, *d_slot
@@ -196,7 +197,7 @@ def far_rows(w: Sequence[Tensor], x: Tensor) -> Tensor:
     """Return P or Q, the part of a group that comes from other groups: not in compiled code."""
     out = new_rows(x, len(w[0]), x.shape[1])
     for weight, rows, part in zip(w, _parts(x, len(w)), _parts(out, len(w)), strict=True):
-        torch.mm(weight, rows, out=part)
+        part.addmm_(weight, rows, beta=0)
     return out
 
 
@@ -221,7 +222,7 @@ def _put(
     what is there. No gradient is zero. A compiler writes in place too."""
     if torch.compiler.is_compiling():
         # Inductor writes `index_put` in place, and for `slice_scatter` rewrites the whole buffer.
-        halves = x.view(2 * len(x), -1)
+        halves = x.reshape(2 * len(x), -1)
         for half, part in enumerate(parts):
             at = torch.arange(2 * own.start + half, 2 * own.stop, 2, device=x.device)
             rows = x.new_zeros(()) if part is None else part.transpose(0, 1).reshape(len(at), -1)

@@ -4,8 +4,7 @@ long: at a distance of a power of two they displace each other from its cache.""
 import torch
 from torch import Tensor
 
-APART = 16
-"""Numbers between two rows on a CPU, as many as make a line of its cache."""
+APART = 16  # numbers between two rows, about a line of the cache
 
 
 def new_rows(like: Tensor, count: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
