@@ -14,9 +14,9 @@ routing, pipeline, tensor_parallel = (
     load_script(f"benchmarks/{name}.py")
     for name in ("traffic", "pipeline_traffic", "tensor_parallel_traffic")
 )
-# Numbers of a row of the buffer: no weight of the chain has rows as long.
-COLUMNS = 2 * 2 * 7 * 5
-SLOT = chain.HEADS * COLUMNS
+# Numbers of a row of the buffer, and of its half: no weight of the chain has rows as long.
+ROWS = {2 * 2 * 7 * 5, 2 * 7 * 5}
+SLOT = chain.HEADS * max(ROWS)
 
 
 class Counted(TorchDispatchMode):
@@ -27,7 +27,7 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if "mm" in str(function):
-            self.products += sum(x.numel() for x in (*args, out) if COLUMNS in x.shape) / SLOT
+            self.products += sum(x.numel() for x in (*args, out) if ROWS & {*x.shape}) / SLOT
         elif "copy_" in str(function) and args[0].numel() == SLOT / 2:
             self.copies += 1
         return out

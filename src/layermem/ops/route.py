@@ -246,7 +246,7 @@ def _as_slots(rows: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
 def _check_shapes(slots: Sequence[Slot], *weights: Tensor) -> None:
     """Raise ``ValueError`` if slots differ in shape, or if a weight does not fit them."""
     shapes, count = [tuple(part.shape) for slot in slots for part in slot], len(slots)
-    if len(set(shapes)) != 1:
+    if not shapes or any(shape != shapes[0] for shape in shapes):
         raise ValueError(f"route needs slots, pairs of key and value, of one shape, got {shapes}")
     columns = count * shapes[0][1]
     for shape in (tuple(weight.shape) for weight in weights):

@@ -1,5 +1,4 @@
-"""Matrices with a row for each head of each layer. On a CPU rows lie further apart than they are
-long: at a distance of a power of two they displace each other from its cache."""
+"""Matrices whose rows, a power of two apart, would displace each other from a CPU's cache."""
 
 import torch
 from torch import Tensor
