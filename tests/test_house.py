@@ -171,8 +171,8 @@ def tracked():
 
 # Lines of Python that a room may have. A number may fall; it rises by what another room gives.
 ROOMS = {
-    "src/layermem": 9_981,
-    "src/layermem/ops": 1_345,
+    "src/layermem": 9_979,
+    "src/layermem/ops": 1_343,
     "src/layermem/models": 3_389,
     "src/layermem/variants": 2_996,
     "src/layermem/retrofit": 1_481,

@@ -118,7 +118,7 @@ class Begin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d: Tensor, x: Tensor, *_: Any) -> Any:
-        parts = zip(_parts(d, ctx.n_weights), _parts(x, ctx.n_weights), strict=True)
+        parts = zip(parts_of(d, ctx.n_weights), parts_of(x, ctx.n_weights), strict=True)
         with autocast_disabled(x):
             grads = [lower_product(*part, ctx.group).to(ctx.dtype) for part in parts]
         return None, *(*grads, None)[:2]
@@ -188,7 +188,7 @@ class Layer(torch.autograd.Function):
         return None, *handed, *(None,) * ctx.n_weights, *d_slot
 
 
-def _parts(x: Tensor, n_weights: int) -> tuple[Tensor, ...]:
+def parts_of(x: Tensor, n_weights: int) -> tuple[Tensor, ...]:
     """Return what each weight is applied to: all columns, or those of keys and those of values."""
     return (x,) if n_weights == 1 else x.chunk(2, dim=1)
 
@@ -196,7 +196,7 @@ def _parts(x: Tensor, n_weights: int) -> tuple[Tensor, ...]:
 def far_rows(w: Sequence[Tensor], x: Tensor) -> Tensor:
     """Return P or Q, the part of a group that comes from other groups: not in compiled code."""
     out = new_rows(x, len(w[0]), x.shape[1])
-    for weight, rows, part in zip(w, _parts(x, len(w)), _parts(out, len(w)), strict=True):
+    for weight, rows, part in zip(w, parts_of(x, len(w)), parts_of(out, len(w)), strict=True):
         part.addmm_(weight, rows, beta=0)
     return out
 
@@ -205,12 +205,12 @@ def _near(
     w: Sequence[Tensor], x: Tensor, far: Tensor | None, shape: torch.Size, in_place: bool = False
 ) -> Slot:
     """Return W @ X and what comes from other groups, as a key and a value."""
-    parts = _parts(x, len(w))
+    parts = parts_of(x, len(w))
     if far is None:
         out = [weight @ part for weight, part in zip(w, parts, strict=True)]
     else:
         add = Tensor.addmm_ if in_place else torch.addmm
-        out = [add(*each) for each in zip(_parts(far.data, len(w)), w, parts, strict=True)]
+        out = [add(*each) for each in zip(parts_of(far.data, len(w)), w, parts, strict=True)]
     key, value = (slot for rows in out for slot in _as_slots(rows, shape))
     return key, value
 

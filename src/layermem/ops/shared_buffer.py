@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from layermem.ops.route import Begin, Layer, Place, Router, Slot, far_rows
+from layermem.ops.route import Begin, Layer, Place, Router, Slot, far_rows, parts_of
 from layermem.ops.rows import new_rows
 
 # Up to this many numbers in an input without gradients, groups cost more calls than they save.
@@ -218,12 +218,9 @@ class Inference(_Routers, Slots):
 
     def append(self, key: Tensor, value: Tensor) -> None:
         if self._at == 0:
-            columns = key.numel() // self.rows
-            self._x = new_rows(key, len(self.routers) * self.rows, 2 * columns)
+            count = len(self.routers) * self.rows
+            self._x = new_rows(key, count, 2 * key.numel() // self.rows)
             self._slots = _as_slots(self._x, key.shape)
-            whole = (slice(None), slice(None))
-            halves = (slice(None), slice(columns)), (slice(None), slice(columns, None))
-            self._parts = halves if self.parts == 2 else (whole,)
         if self._at % self.group == 0:
             self._begin_group(key.shape)
         self.own = self._slots[self._at]
@@ -240,12 +237,13 @@ class Inference(_Routers, Slots):
         read = self._x[near[0] * rows : (near[-1] + 1) * rows]
         if not _has_no_gaps(near):
             read = torch.cat([self._x[j * rows : (j + 1) * rows] for j in near])
-        for weight, part in zip(router, self._parts, strict=True):
-            weight = weight.to(read.dtype)
+        halves = parts_of(read, len(router)), parts_of(out, len(router))
+        for weight, x, total in zip(router, *halves, strict=True):
+            weight = weight.to(x.dtype)
             if first:
-                out[part].addmm_(weight[:, (len(own) - len(near)) * rows :], read[part])
+                total.addmm_(weight[:, (len(own) - len(near)) * rows :], x)
             else:
-                torch.mm(weight, read[part], out=out[part])
+                torch.mm(weight, x, out=total)
         return self._routed[at]
 
     def _begin_group(self, shape: torch.Size) -> None:
