@@ -63,9 +63,9 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # The transpose of a rotation is the rotation by the opposite angle.
         cos, left, right = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # The transpose of a rotation is the rotation by the opposite angle.
             return None, None, None, *_Rotate.apply(cos, -right, -left, *grads)
         half, outs = left.shape[-1], [grad * cos for grad in grads]
         for grad, out in zip(grads, outs, strict=True):

@@ -194,7 +194,7 @@ def parts_of(x: Tensor, n_weights: int) -> tuple[Tensor, ...]:
 
 
 def far_rows(w: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Return P or Q, the part of a group that comes from other groups: not in compiled code."""
+    """Return P or Q, what comes from other groups."""
     out = new_rows(x, len(w[0]), x.shape[1])
     for weight, rows, part in zip(w, parts_of(x, len(w)), parts_of(out, len(w)), strict=True):
         part.addmm_(weight, rows, beta=0)
