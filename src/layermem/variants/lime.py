@@ -65,7 +65,7 @@ class LimeConfig(DecoderConfig):
             ("router_grain", not average or self.router_grain == "pair", "learned weights"),
             ("router_shares_kv", not average or self.router_shares_kv, "learned weights"),
             ("router_init", not by_hand or self.router != "last", '"full" and "first"'),
-            ("router_init", not (by_hand and self.router_shares_kv), "router_shares_kv=False"),
+            ("router_init", not (by_hand and self.router_shares_kv), "(router_)shares_kv=False"),
         ):
             if not fits:
                 value = getattr(self, name)
