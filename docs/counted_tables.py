@@ -4,8 +4,7 @@
 
 To be run after a variant has been added or has changed what it costs. What a step and a token of
 the family take is read from the records of the benchmarks, which ``--variants family`` of each
-writes, and those of later members; losses from a study's record; who ships what from
-docs/adoption.toml.
+writes; losses from studies' records; who ships what from docs/adoption.toml.
 """
 
 import json
@@ -51,8 +50,6 @@ SHAPES = {
     "32x128": "32 x 128",
     "64x128": "64 x 128",
 }
-# Measured before ``fused_kv`` formed its mixtures as it does now.
-OUTDATED = {f"fused_kv token after {tokens}" for tokens in (128, 2048, 16384)}
 
 # What README.md shows of the family: forms, and what a layer reads beside the last one's output.
 OVERVIEW = {
@@ -98,6 +95,7 @@ def tables_of_pages() -> dict[str, list[str]]:
     return {
         "../README.md": [overview_table()],
         "scale.md": [plans_table()],
+        "recipe.md": [recipe_table()],
         "family.md": [family_table(), adoption_table()],
         "results/costs.md": [family_costs_table(), *storage_tables(), *llama_tables()],
     }
@@ -139,8 +137,7 @@ def adoption_table() -> str:
 
 def overview_table() -> str:
     """Return README's table: paper, adoption and price of each form."""
-    costs = [dict(_recorded_costs()[head]) for head in ("training step", "token")]
-    costs[0]["recipe+mudd"] = _record("recipe_training_step")["ratios"][SHAPE]["recipe+mudd"]
+    costs = [_recorded_costs()[head] for head in ("training step", "token")]
     losses = _recorded_losses()
     sizes = model_sizes(get_preset("paper-1b-gqa"))[0]
     counted = {row["variant"]: row for row in count_family(sizes)}
@@ -198,6 +195,17 @@ def _recorded_losses() -> dict[str, str]:
     }
 
 
+def recipe_table() -> str:
+    """Return what a training step of the recipe and its rivals takes."""
+    shapes = {"8x384-gqa": "8 layers of width 384, 2 key-value heads"}
+    shapes["32x128"] = "32 layers of width 128, 8 key-value heads"
+    rows = [["training step", *shapes.values()]]
+    for form in ("lime", "recipe", "value_residual", "mudd", "recipe+mudd"):
+        cells = [_with_quartiles("recipe_training_step", shape, form) for shape in shapes]
+        rows.append([f"`{form}`", *cells])
+    return _markdown(rows)
+
+
 def storage_tables() -> list[str]:
     """Return what forms with smaller caches take, as ratios to the plain decoder."""
     columns = {"prompt of 2048": "prompt of 2,048", "token after 128": "token after 128"}
@@ -206,27 +214,16 @@ def storage_tables() -> list[str]:
     shapes = {"8x384-gqa": (8, "width 384, 2 key-value heads")}
     shapes["32x128"] = 32, "width 128, 8 key-value heads"
     for shape, (layers, sizes) in shapes.items():
-        # The first two were recorded when they were fields of LIMe.
-        forms = {"lime:storage=half": "lime_half"}
-        forms[f"lime:storage={layers // 2}"] = f"lime_half:storage={layers // 2}"
-        forms |= {name: name for name in ("cla", "yoco", "fused_kv", "fused_kv:fusion=lite")}
         rows = [[f"{layers} layers of {sizes}", *columns.values()]]
-        for form, shown in forms.items():
+        lowest = f"lime_half:storage={layers // 2}"
+        for form in ("lime_half", lowest, "cla", "yoco", "fused_kv", "fused_kv:fusion=lite"):
             cells = []
             for part in columns:
                 file = "storage_decode_step" + "_long" * part.endswith("16384")
-                outdated = f"{form} {part}" in OUTDATED
-                cells.append("" if outdated else _with_quartiles(file, f"{shape} {part}", form))
-            rows.append([f"`{shown}`", *cells])
+                cells.append(_with_quartiles(file, f"{shape} {part}", form))
+            rows.append([f"`{form}`", *cells])
         made.append(_markdown(rows))
-    lengths = (128, 2048)
-    parts = [f"{shape} token after {n}" for shape in ("8x384", "32x128") for n in lengths]
-    heads = [f"{layers}, after {n:,}" for layers in ("8 x 384", "32 x 128") for n in lengths]
-    rows = [["token", *heads]]
-    for form in ("lime_half", "fused_kv", "fused_kv:fusion=lite"):
-        cells = [_with_quartiles("fused_kv_decode_step", part, form) for part in parts]
-        rows.append([f"`{form}`", *cells])
-    return [*made, _markdown(rows)]
+    return made
 
 
 def llama_tables() -> list[str]:
@@ -267,9 +264,8 @@ def _recorded_costs() -> dict[str, Mapping[str, float]]:
     """Return each column of costs: the ratio of each form to the plain decoder."""
     columns: dict[str, Mapping[str, float]] = {}
     for name, heads in COLUMNS.items():
-        of_files = [_record(f"{file}_{name}")["ratios"] for file in ("family", "members")]
-        for suffix, head in heads.items():
-            columns[head] = {k: v for of in of_files for k, v in of[SHAPE + suffix].items()}
+        ratios = _record(f"family_{name}")["ratios"]
+        columns |= {head: ratios[SHAPE + suffix] for suffix, head in heads.items()}
     return columns
 
 

@@ -172,9 +172,9 @@ def tracked():
 # Lines of Python that a room may have. A number may fall; it rises by what another room gives.
 ROOMS = {
     "src/layermem": 9_979,
-    "src/layermem/ops": 1_343,
+    "src/layermem/ops": 1_348,
     "src/layermem/models": 3_389,
-    "src/layermem/variants": 2_996,
+    "src/layermem/variants": 2_991,
     "src/layermem/retrofit": 1_481,
     "src/layermem/convert": 240,
     "src/layermem/generation": 61,

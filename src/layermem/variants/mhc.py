@@ -21,24 +21,19 @@ of all layers from 0:
 where c is a constant such that connection k reads 3 / (n + 2) of stream k mod n and 1 / (n + 2) of
 each other: 1/2 and 1/6 of four. It is no part of the parameter, whose dtype would round it.
 
-A new model computes what the plain decoder does, exactly: the streams are equal, reads sum to one,
-and so do the rows of res. Reads are unequal because equal ones are a saddle: all streams would get
-the same gradients and never separate.
+A new model computes what the plain decoder does, exactly: streams are equal, reads and rows of res
+sum to one. Equal reads would be a saddle: all streams would get the same gradients.
 
-Source: arXiv 2512.24880. Where this differs from the paper, and where the paper leaves a choice:
+Source: arXiv 2512.24880, which gives no initial b and phi, and no readout. Where this differs:
 
-* the paper gives no initial b and phi;
 * phi of res is random: where it is 0, alpha of res has no gradient for two steps;
 * the first connection has no res, since rows that sum to one leave equal streams as they are, and
-  the last has none, since columns that sum to one leave their mean as it is: its parameters would
-  get no gradient;
-* the norm of vec H has no gain, which would multiply the rows of phi;
-* the streams are reduced by their mean.
+  the last has none, since columns that sum to one leave their mean: it would get no gradient;
+* the norm of vec H has no gain, which would multiply the rows of phi.
 
 ``res="identity"`` leaves res out everywhere: these are Hy4's connections (``hy_v4`` in
 transformers), as those with res are DeepSeek-V4's, but for a small constant that both add to
-weights, their initial values, and a learned readout in place of the mean. Products of residual
-matrices over many layers lose rank; the identity does not.
+weights, their initial values, and a learned readout in place of the mean.
 
 Letters: D width, N tokens, n streams.
 """
