@@ -68,8 +68,8 @@ OVERVIEW = {
     "cla": "pairs of layers share keys and values",
     "lime_half": "LIMe, and every second layer borrows",
 }
-# The study whose differences from the plain decoder README.md shows, by form.
-LOSSES = "quiet-books-asked"
+# The studies whose differences from the plain decoder README.md shows, by form.
+LOSSES = ("quiet-books-asked", "quiet-books-streams")
 # Where a form is told of, if it has no heading of its own name in docs/family.md.
 PLACES = {
     "lime": "mechanism.md",
@@ -185,14 +185,14 @@ def family_costs_table() -> str:
 
 def _recorded_losses() -> dict[str, str]:
     """Return each form's mean difference in loss from the plain decoder, as recorded."""
-    result = read_result(StudyResult, DOCS / "records" / f"{LOSSES}.json")
-    (board,) = result.boards
-    lines = lines_of(result, board, board.conditions[0], board.metric)
-    return {
-        line.arm.partition(":")[0]: f"{line.difference.mean:+.3f}"
-        for line in lines
-        if line.difference is not None
-    }
+    losses = {}
+    for name in LOSSES:
+        result = read_result(StudyResult, DOCS / "records" / f"{name}.json")
+        (board,) = result.boards
+        for line in lines_of(result, board, board.conditions[0], board.metric):
+            if line.difference is not None:
+                losses[line.arm.partition(":")[0]] = f"{line.difference.mean:+.3f}"
+    return losses
 
 
 def recipe_table() -> str:
