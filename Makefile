@@ -28,6 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 quickstart: $(VENV)/.installed-bench
 	$(VENV)/bin/python -m layermem quickstart
+	@echo "layermem is in the environment $(VENV): . $(VENV)/bin/activate"
 
 test: lint types pytest
 

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from layermem_bench.studies.result import StudyResult
 
 logger = logging.getLogger(__name__)
-_FURTHER = (
-    ". .venv/bin/activate",
-    "layermem study aet-4 --variants plain,lime --seeds 5 --jobs 2",
-)
+_FURTHER = "layermem study aet-4 --variants plain,lime --seeds 5 --jobs 2"
 _SAID = (
     "One seed at the paper's learning rate: a demonstration, no evidence: docs/results.md. "
     "A plain decoder and LIMe, 4 layers of width 32, learnt to solve expressions step by step, "
@@ -65,7 +62,7 @@ def quickstart(options: Quickstart, command: str) -> None:
         show(table)
     logger.info("\n%s\n", sentence(result))
     write(_page(result), out)
-    logger.info("to go on: %s", "; ".join(_FURTHER))
+    logger.info("to go on: %s", _FURTHER)
 
 
 def _study(options: Quickstart) -> "Study":
