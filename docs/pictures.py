@@ -260,10 +260,12 @@ def caches(record: str, text: str) -> str:
 
 
 def learning() -> str:
-    """Draw how arms learn, mean over seeds."""
-    result = study("tiny-lm-16x")
-    first, *_ = learning_curves(result, result.boards[0])
-    return on_own_ground(first.svg, "Learning curves on textbooks, five seeds", first.caption)
+    """Draw the leads of arms over 6,400 steps, mean over seeds."""
+    result = study("quiet-books-longer")
+    lead, *_ = learning_curves(result, result.boards[0])
+    return on_own_ground(
+        lead.svg, "Training loss on textbooks minus plain's, four seeds", lead.caption
+    )
 
 
 def inside() -> str:
@@ -361,7 +363,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
         Part(record="quiet-code", said="source code, 1,600 steps, equal tokens", **_TOKENS),
         Part(record="quiet-code", said="source code, 1,600 steps, equal time", **_TIME),
         Part(record="quiet-books-equal-time", said="textbooks, 1,600 steps, equal time"),
-        Part(record="tiny-lm-16x", said="textbooks, 6,400 steps"),
+        Part(record="quiet-books-longer", said="textbooks, 6,400 steps", **_TOKENS),
     ),
     "results/text_curves.svg": learning,
     "results/arithmetic.svg": partial(
