@@ -54,8 +54,8 @@ REFUSED = [
     ("quickstart --seed -1", "--seed"),
     ("models fetch nothing here", "nothing"),
     ("models convert ./nowhere out", "nowhere"),
-    ("prepare gone.jsonl", "gone.jsonl"),
-    ("prepare stdlib --tasks 2 --data.max-documents 3", "--data.max-documents"),
+    ("prepare --data.source gone.jsonl", "gone.jsonl"),
+    ("prepare --tasks 2 --data.max-documents 3", "--data.max-documents"),
     ("--plugin", "--plugin"),
     ("--plugin nowhere list tasks", "nowhere"),
 ]

@@ -243,10 +243,10 @@ def test_tasks_that_ended_are_kept_and_tokens_are_those_of_one(corpus, monkeypat
 
 def test_a_preset_says_which_text_is_prepared():
     data = get_preset("small-30m").data
-    asked = parse(["prepare", "--preset", "small-30m", "--tasks", "8"])
-    assert (asked.source, asked.data, asked.tasks) == (data.source, data, 8)
-    own = parse(["prepare", "corpus", "--preset=small-30m", "--data.block-size", "64"])
-    assert (own.source, own.data) == ("corpus", replace(data, block_size=64))
+    asked = parse(["prepare", "small-30m", "--tasks", "8"])
+    assert (asked.data, asked.tasks) == (data, 8)
+    own = parse(["prepare", "small-30m", "--data.source", "corpus"])
+    assert own.data == replace(data, source="corpus")
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_tasks_in_processes_make_the_tokens_of_one(tmp_path, corpus, monkeypatch
     pytest.importorskip("datatrove")
     monkeypatch.setenv("LAYERMEM_CACHE", str(tmp_path / "four"))
     share = ["--data.validation-share", "0.2"]
-    main(["prepare", corpus.source, *share, "--tasks", "4", "--workers", "2"])
+    main(["prepare", "--data.source", corpus.source, *share, "--tasks", "4", "--workers", "2"])
     four = prepare(replace(corpus, cache=None), BYTES)
     assert len(left(tmp_path / "four")) == 1
     assert_same_tokens(prepare(corpus, BYTES), four)
