@@ -360,7 +360,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
         Part(record="study-tiny-lm", said="source code, 400 steps, equal tokens", **_TOKENS),
         Part(record="study-tiny-lm", said="source code, 400 steps, equal time", **_TIME),
         Part(record="tiny-lm-gqa", said="source code, 400 steps, grouped queries"),
-        Part(record="quiet-code", said="source code, 1,600 steps, equal tokens", **_TOKENS),
+        Part(record="quiet-code-asked", said="source code, 1,600 steps, equal tokens", **_TOKENS),
         Part(record="quiet-code", said="source code, 1,600 steps, equal time", **_TIME),
         Part(record="quiet-books-equal-time", said="textbooks, 1,600 steps, equal time"),
         Part(record="quiet-books-longer", said="textbooks, 6,400 steps", **_TOKENS),
